@@ -1,0 +1,1 @@
+"""Project that shows and exercises angee_jobs; not part of the distribution."""

@@ -1,0 +1,152 @@
+"""The suite's ground: a directory of its own, Django set up in it, and servers that start when a test asks.
+
+Fixtures: `postgres`, `pgbouncer`, `pgbouncer_session`, `valkey`, `redis7` give a running server and repair
+it after a test that broke it. Without a server's packages a test skips and says why; with
+ANGEE_JOBS_REQUIRE_SERVERS in the environment (as in CI) it fails.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import django
+import pytest
+
+# Before the settings are read. Short, because the path of a Unix socket may have about 100 characters.
+TEST_DIR = Path(tempfile.mkdtemp(prefix="angee-"))
+TEST_DIR.chmod(0o711)  # servers that refuse to run as root find their folders in it
+os.environ["ANGEE_JOBS_TEST_DIR"] = str(TEST_DIR)
+os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+django.setup()
+
+from django.conf import settings  # noqa: E402
+from django.core.management import call_command  # noqa: E402
+from django.db import connections  # noqa: E402
+from django.test.utils import setup_test_environment, teardown_test_environment  # noqa: E402
+
+from tests.servers import PgBouncer, PostgresServer, RedisServer, Server, ValkeyServer  # noqa: E402
+
+
+def pytest_report_header() -> str:
+    servers = (PostgresServer, PgBouncer, ValkeyServer, RedisServer)
+    missing = [f"{cls.__name__} ({reason})" for cls in servers if (reason := cls.unavailable())]
+    return f"django: {django.get_version()}, servers missing: {', '.join(missing) or 'none'}"
+
+
+def pytest_unconfigure() -> None:
+    shutil.rmtree(TEST_DIR, ignore_errors=True)
+
+
+def require(reason: str | None) -> None:
+    """Skip for `reason`, or fail where nothing may be missing; None is no reason."""
+    if reason and os.environ.get("ANGEE_JOBS_REQUIRE_SERVERS"):
+        pytest.fail(f"{reason}, and ANGEE_JOBS_REQUIRE_SERVERS is set", pytrace=False)
+    if reason:
+        pytest.skip(reason)
+
+
+def migrate(alias: str) -> None:
+    call_command("migrate", database=alias, run_syncdb=True, verbosity=0, interactive=False)
+    connections[alias].close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def databases() -> Iterator[None]:
+    """Both SQLite files with all tables."""
+    setup_test_environment(debug=False)
+    migrate("default")
+    source, copy = (Path(settings.DATABASES[alias]["NAME"]) for alias in ("default", "other"))
+    shutil.copyfile(source, copy)
+    yield
+    connections.close_all()
+    teardown_test_environment()
+
+
+@pytest.fixture(autouse=True)
+def fresh_connections() -> Iterator[None]:
+    """No test sees another test's connection, or its open transaction."""
+    yield
+    connections.close_all()
+
+
+@pytest.fixture(scope="session")
+def postgres_server(databases: None) -> Iterator[PostgresServer]:
+    require(PostgresServer.unavailable())
+    with PostgresServer(settings.POSTGRES_DIR, port=settings.POSTGRES_PORT) as server:
+        migrate("postgres")
+        yield server
+        connections.close_all()
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_server(postgres_server: PostgresServer) -> Iterator[PgBouncer]:
+    require(PgBouncer.unavailable())
+    with PgBouncer(settings.PGBOUNCER_DIR, postgres_server, port=settings.PGBOUNCER_PORT) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def pgbouncer_session_server(postgres_server: PostgresServer) -> Iterator[PgBouncer]:
+    require(PgBouncer.unavailable())
+    directory, port = settings.PGBOUNCER_SESSION_DIR, settings.PGBOUNCER_PORT
+    with PgBouncer(directory, postgres_server, port=port, pool_mode="session") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def valkey_server() -> Iterator[ValkeyServer]:
+    require(ValkeyServer.unavailable())
+    with ValkeyServer(settings.VALKEY_SOCKET.parent) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def redis7_server() -> Iterator[RedisServer]:
+    require(RedisServer.unavailable())
+    with RedisServer(settings.TEST_DIR / "redis") as server:
+        yield server
+
+
+def healed(*servers: Server) -> Iterator[Server]:
+    for server in servers:
+        server.heal()
+    yield servers[-1]
+    connections.close_all()
+    for server in servers:
+        server.heal()
+
+
+@pytest.fixture
+def postgres(postgres_server: PostgresServer) -> Iterator[Server]:
+    """PostgreSQL behind the database alias "postgres"."""
+    yield from healed(postgres_server)
+
+
+@pytest.fixture
+def pgbouncer(postgres_server: PostgresServer, pgbouncer_server: PgBouncer) -> Iterator[Server]:
+    """PgBouncer in transaction mode behind the database alias "pgbouncer"."""
+    yield from healed(postgres_server, pgbouncer_server)
+
+
+@pytest.fixture
+def pgbouncer_session(postgres_server: PostgresServer, pgbouncer_session_server: PgBouncer) -> Iterator[Server]:
+    """PgBouncer in session mode."""
+    yield from healed(postgres_server, pgbouncer_session_server)
+
+
+@pytest.fixture
+def valkey(valkey_server: ValkeyServer) -> Iterator[Server]:
+    """Valkey behind the cache alias "redis", emptied after the test."""
+    yield from healed(valkey_server)
+    with valkey_server.connect() as client:
+        client.flushall()
+
+
+@pytest.fixture
+def redis7(redis7_server: RedisServer) -> Iterator[Server]:
+    """Redis, emptied after the test."""
+    yield from healed(redis7_server)
+    with redis7_server.connect() as client:
+        client.flushall()
