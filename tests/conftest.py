@@ -1,8 +1,8 @@
 """The suite's ground: a directory of its own, Django set up in it, and servers that start when a test asks.
 
 Fixtures: `postgres`, `pgbouncer`, `pgbouncer_session`, `valkey`, `redis7` give a running server and repair
-it after a test that broke it. Without a server's packages a test skips and says why; with
-ANGEE_JOBS_REQUIRE_SERVERS in the environment (as in CI) it fails.
+it after a test that broke it; `server_dir` is a place for a server of the test's own. Without a server's
+packages a test skips and says why; with ANGEE_JOBS_REQUIRE_SERVERS in the environment (as in CI) it fails.
 """
 
 import os
@@ -14,8 +14,8 @@ from pathlib import Path
 import django
 import pytest
 
-# Before the settings are read. Short, because the path of a Unix socket may have about 100 characters.
-TEST_DIR = Path(tempfile.mkdtemp(prefix="angee-"))
+# Before the settings are read. In /tmp, because the path of a Unix socket may have only about 100 characters.
+TEST_DIR = Path(tempfile.mkdtemp(prefix="angee-", dir="/tmp" if os.path.isdir("/tmp") else None))
 TEST_DIR.chmod(0o711)  # servers that refuse to run as root find their folders in it
 os.environ["ANGEE_JOBS_TEST_DIR"] = str(TEST_DIR)
 os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
@@ -107,6 +107,14 @@ def redis7_server() -> Iterator[RedisServer]:
     require(RedisServer.unavailable())
     with RedisServer(settings.TEST_DIR / "redis") as server:
         yield server
+
+
+@pytest.fixture
+def server_dir() -> Path:
+    """A new folder with a short path, for a server of the test's own."""
+    directory = Path(tempfile.mkdtemp(prefix="s-", dir=TEST_DIR))
+    directory.chmod(0o711)
+    return directory
 
 
 def healed(*servers: Server) -> Iterator[Server]:

