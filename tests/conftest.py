@@ -26,7 +26,7 @@ from django.core.management import call_command  # noqa: E402
 from django.db import connections  # noqa: E402
 from django.test.utils import setup_test_environment, teardown_test_environment  # noqa: E402
 
-from tests.servers import PgBouncer, PostgresServer, RedisServer, Server, ValkeyServer  # noqa: E402
+from tests.servers import PgBouncer, PostgresServer, RedisServer, Server, ValkeyServer, require  # noqa: E402
 
 
 def pytest_report_header() -> str:
@@ -37,14 +37,6 @@ def pytest_report_header() -> str:
 
 def pytest_unconfigure() -> None:
     shutil.rmtree(TEST_DIR, ignore_errors=True)
-
-
-def require(reason: str | None) -> None:
-    """Skip for `reason`, or fail where nothing may be missing; None is no reason."""
-    if reason and os.environ.get("ANGEE_JOBS_REQUIRE_SERVERS"):
-        pytest.fail(f"{reason}, and ANGEE_JOBS_REQUIRE_SERVERS is set", pytrace=False)
-    if reason:
-        pytest.skip(reason)
 
 
 def migrate(alias: str) -> None:

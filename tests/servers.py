@@ -65,6 +65,16 @@ def missing_packages(*names: str) -> str | None:
     return f"needs the packages {', '.join(missing)}" if missing else None
 
 
+def require(reason: str | None) -> None:
+    """Skip the test for `reason`, or fail it where nothing may be missing; None is no reason."""
+    import pytest
+
+    if reason and os.environ.get("ANGEE_JOBS_REQUIRE_SERVERS"):
+        pytest.fail(f"{reason}, and ANGEE_JOBS_REQUIRE_SERVERS is set", pytrace=False)
+    if reason:
+        pytest.skip(reason)
+
+
 def find_program(name: str) -> str | None:
     return shutil.which(name, path=f"{os.environ.get('PATH', '')}:{SBIN}")
 
