@@ -12,6 +12,8 @@ from tests.servers import PostgresServer, RespServer
 
 ROOT = Path(__file__).parent.parent
 
+pytestmark = pytest.mark.once
+
 
 # Children
 
