@@ -1,0 +1,294 @@
+"""What a backend is: a few verbs, each one atomic operation at the storage.
+
+Policy (waiting, renewal, loss, transactions) is in ``lock.py``, once for all backends. A backend only knows how to
+grant, extend, end, show and remove holds. The verbs stand in every backend in the order in which they stand here,
+so that backends can be read side by side.
+
+Rules for every verb:
+
+* It takes ``deadline``, a moment on :func:`angee_jobs.locks.clock.now`, and returns or raises by then, whatever
+  the server does.
+* It raises :class:`LockBackendError` when the storage cannot be reached or used, or gave no answer in time; the
+  driver's error is its cause. It never reports that as a refusal, nor a refusal as an error.
+* Whether a hold has expired is decided by the storage's clock alone.
+* It may be called from any thread, and interrupted at any instruction by an exception of a signal handler. The
+  backend is usable afterwards; what became of the interrupted verb is settled by ``release`` with the same owner id.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import threading
+from collections.abc import Collection, Iterator, Sequence
+from contextvars import ContextVar
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from .. import clock
+from ..errors import LockBackendError, LockLostError
+from ..keys import LockKey, lock_name
+from ..types import HIDDEN, Holder, LockHandle, LockInfo
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
+
+#: How long a verb may take when its caller set no tighter limit, in seconds.
+VERB_SECONDS = 5.0
+
+#: The task that runs now, as the integrations for Celery, django.tasks and others set it.
+current_task: ContextVar[str] = ContextVar("angee_jobs_current_task", default="")
+
+
+@dataclasses.dataclass(slots=True)
+class Grant:
+    """What a successful acquire brings back. Times are seconds since the epoch by the backend's clock."""
+
+    fencing_token: int | None
+    acquired_at: float | None = None
+    expires_at: float | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class Extension:
+    """One lease in a batch to extend: for ``ttl`` seconds from now by the backend's clock."""
+
+    name: str
+    owner: str
+    ttl: float
+
+
+@dataclasses.dataclass(slots=True)
+class Record:
+    """One hold as found at the storage. ``expires_in`` is in seconds, None for a session lock, negative if expired."""
+
+    name: str
+    holder: str | None
+    acquired_at: float | None
+    expires_at: float | None
+    expires_in: float | None
+    fencing_token: int | None
+
+
+class BaseLockBackend:
+    """Base of the backends that come with this package, and a good one for others.
+
+    A subclass states what it is by the class attributes and implements the verbs.
+    """
+
+    #: Whether exclusion reaches other processes.
+    cross_process: bool = True
+    #: Whether a hold is a lease (ends by itself, is renewed), or lives as long as a server connection.
+    leases: ClassVar[bool] = True
+    #: Whether a waiter is told of a release in another process (True), or has to look again and again. None: there
+    #: is no other process to hear of.
+    push: bool | None = True
+    #: At most this many leases go into one ``extend``.
+    extend_batch: ClassVar[int] = 500
+
+    #: The alias in ANGEE_JOBS_LOCKS; set by the handler that makes the instance.
+    alias: str = "default"
+    #: The length of a lease in seconds where the lock names none.
+    ttl: float = 30.0
+
+    # The verbs.
+
+    def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        """Take ``name`` for ``owner`` if nobody holds it, now and without waiting; None if refused."""
+        raise NotImplementedError
+
+    def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
+        """Extend the leases that are still held by their owner; the owner ids of those that were.
+
+        An expired lease stays expired, also when nobody has taken it over. A session backend has nothing to
+        extend: it tells which of the holds are still alive, without asking the server.
+        """
+        raise NotImplementedError
+
+    def release(self, name: str, owner: str, deadline: float) -> bool:
+        """End the hold of ``owner``; False if it had ended before.
+
+        Also ends what an interrupted or unanswered ``acquire`` of the same owner may have been granted.
+        """
+        raise NotImplementedError
+
+    def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        """Make the live hold of ``owner`` the hold of ``heir``, in one step, so that it works once; None if gone."""
+        raise LockBackendError(f"{type(self).__name__} cannot hand a hold to another process", name=name)
+
+    def inspect(self, name: str, deadline: float) -> Record | None:
+        """The live hold of ``name``, or None."""
+        raise NotImplementedError
+
+    def list_held(self, deadline: float) -> Iterator[Record]:
+        """All live holds, in no particular order."""
+        raise NotImplementedError
+
+    def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
+        """What a reap would remove now."""
+        return iter(())
+
+    def reap(self, grace: float, batch_size: int, deadline: float) -> int:
+        """Remove at most ``batch_size`` holds that expired more than ``grace`` seconds ago; how many were."""
+        return 0
+
+    def force_release(self, name: str, deadline: float) -> Record | None:
+        """End the hold of ``name`` whoever owns it; what was ended, or None."""
+        raise NotImplementedError
+
+    def remaining(self, name: str, deadline: float) -> float | None:
+        """For the process's one waiter of ``name``: seconds until the present hold ends unless renewed.
+
+        None if the lock may be free now. A backend that pushes also notes here that somebody waits, so that the
+        release is told.
+        """
+        record = self.inspect(name, deadline)
+        return None if record is None else record.expires_in
+
+    def wait_for_change(self, seconds: float) -> Collection[str] | None:
+        """Sleep until locks may have come free, at most ``seconds``: their names; none after the time; None: any.
+
+        Called again and again on one thread of the process while somebody waits.
+        """
+        raise NotImplementedError
+
+    def stop_watching(self) -> None:
+        """Nobody waits any more: give up what :meth:`wait_for_change` keeps, and make it return soon.
+
+        Called from any thread, also while another is in :meth:`wait_for_change`, which may be called again later.
+        """
+
+    def close(self) -> None:
+        """Give up the connections that carry no hold."""
+
+    # System checks.
+
+    def check(self) -> list[CheckMessage]:
+        """What is wrong with this backend's configuration, as far as that can be told without a connection."""
+        return []
+
+    def check_database(self, databases: Collection[str]) -> list[CheckMessage]:
+        """The same with one: for ``manage.py check --database``, and ``migrate``. An error would stop the latter."""
+        return []
+
+    # The protocol that third-party code may use directly; all other access goes through Lock.
+
+    def try_acquire(self, key: LockKey | str, *, timeout: timedelta | None = None) -> LockHandle | None:
+        """A :class:`Lock` that holds ``key``, or None if somebody else does after ``timeout``."""
+        from ..lock import Lock  # the one verb that needs policy; it stands above the backends
+
+        lock = Lock(key, backend=self)
+        return lock if lock.acquire(timeout) else None
+
+    def is_held(self, key: LockKey | str) -> bool:
+        """Whether somebody holds ``key`` now."""
+        return self.inspect(lock_name(key), clock.now() + VERB_SECONDS) is not None
+
+    # Shared by the backends.
+
+    def info(self, record: Record, owner_id: str = HIDDEN) -> LockInfo:
+        """The public form of a record."""
+        return LockInfo(
+            name=record.name,
+            owner_id=owner_id,
+            holder=parse_holder(record.holder),
+            acquired_at=to_datetime(record.acquired_at),
+            expires_at=to_datetime(record.expires_at),
+            fencing_token=record.fencing_token,
+            backend=self.alias,
+        )
+
+
+class HandleBackend(BaseLockBackend):
+    """Gives a backend that has only ``try_acquire`` and ``is_held`` the verbs, as far as they go.
+
+    It waits by itself, and its holds are neither renewed nor watched: whatever ends them is its own affair.
+    """
+
+    leases = False
+    push = None
+
+    def __init__(self, inner: Any, alias: str) -> None:
+        self.inner = inner
+        self.alias = alias
+        self.cross_process = bool(getattr(inner, "cross_process", False))
+        self._handles: dict[str, LockHandle] = {}
+
+    def acquire_within(self, key: LockKey, owner: str, timeout: float | None) -> Grant | None:
+        """The whole wait in one call, since only the inner backend knows how to wait for its locks."""
+        if timeout is None:
+            handle = self.inner.try_acquire(key)
+        else:
+            longest = timedelta.max.total_seconds()
+            handle = self.inner.try_acquire(key, timeout=timedelta(seconds=min(timeout, longest)))
+        if not handle:
+            return None
+        self._handles[owner] = handle
+        return Grant(fencing_token=None)
+
+    def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
+        return [extension.owner for extension in extensions if extension.owner in self._handles]
+
+    def release(self, name: str, owner: str, deadline: float) -> bool:
+        handle = self._handles.pop(owner, None)
+        if handle is None:
+            return False
+        # Only a plain False says "lost": the protocol promises no result, and most handles return None.
+        return handle.release() is not False
+
+    def is_held(self, key: LockKey | str) -> bool:
+        return bool(self.inner.is_held(key))
+
+
+def to_datetime(seconds: float | None) -> datetime | None:
+    """Seconds since the epoch as an aware datetime."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+
+
+def lost(name: str) -> LockLostError:
+    return LockLostError(f"The hold of {name} ended before it was released", name=name)
+
+
+_host = socket.gethostname()
+
+
+class _ThreadPart(threading.local):
+    text = ""
+    pid = 0
+
+
+_thread_part = _ThreadPart()
+
+
+def describe_holder(note: str) -> str:
+    """The stored form of "this thread, now, with this note".
+
+    JSON, put together by hand from a part that is kept per thread: it is made for every acquire, and json.dumps
+    alone would take a tenth of an acquire on SQLite.
+    """
+    prefix = _thread_part.text
+    if _thread_part.pid != (pid := os.getpid()):
+        prefix = json.dumps({"host": _host, "pid": pid, "thread": threading.current_thread().name})[:-1]
+        _thread_part.text, _thread_part.pid = prefix, pid
+    task = current_task.get()
+    if not task and not note:
+        return prefix + "}"
+    return f'{prefix}, "task": {json.dumps(task)}, "note": {json.dumps(note)}}}'
+
+
+def parse_holder(text: str | None) -> Holder | None:
+    """The inverse; None for what is not a holder, since rows can be edited by hand."""
+    try:
+        fields = json.loads(text or "")
+        pid = fields.get("pid")
+        return Holder(
+            host=str(fields["host"]),
+            pid=int(pid) if pid is not None else None,
+            thread=str(fields.get("thread", "")),
+            task=str(fields.get("task", "")),
+            note=str(fields.get("note", "")),
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None

@@ -1,0 +1,391 @@
+"""The lock table on SQLite: in a file of its own beside the database, ``<database>.locks``.
+
+Of its own, because SQLite has one writer per file: in the project's file, a lock taken during a caller's write
+transaction would wait for it in vain, and lock traffic would make the caller's own first write fail. So the file is
+made and kept here, always in WAL mode, and no migration ever touches it.
+
+Time is CLOCK_BOOTTIME, which all processes of a machine share and which no one can set; the machine's boot is part of
+a row, and what an earlier boot left is over. (WAL works between processes of one machine only, so there are no
+others.) Where the system has no such clock, it is the wall clock. A row is kept after its release, so that the next
+fencing token can be told from the last one; ``reap`` and the backend itself remove what nobody has used for a while,
+and remember in ``floor`` the highest token that was removed.
+
+Nothing here needs to survive a power cut: all holders are gone then, and tokens go on from the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sqlite3
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, TypeVar
+
+from .. import clock, process
+from ..errors import LockBackendError
+from .base import Extension, Grant, Record
+from .table import TableLockBackend
+
+SUFFIX = ".locks"
+#: Says in the file's header that it is ours, and that its tables are those below.
+APPLICATION_ID = 0x616E6765  # "ange"
+VERSION = 1
+#: SQLite itself waits this long for another process's write before the deadline is looked at again, in ms.
+BUSY_MS = 100
+#: Free rows are removed when they have not been used for this many seconds, by every so-manieth release.
+IDLE_SECONDS = 60.0
+TIDY_EVERY = 1000
+#: How often the file is looked at for another process's writes while somebody waits: the longer nothing happened,
+#: the more seldom, from 2 ms (about 2 % of a core) to 20 ms after 10 s.
+POLL_FASTEST, POLL_SLOWEST, POLL_SHARE = 0.002, 0.02, 1 / 500
+
+_SCHEMA = f"""
+CREATE TABLE lock (
+    name TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    holder TEXT NOT NULL,
+    boot TEXT NOT NULL,
+    acquired_at REAL NOT NULL,
+    expires REAL NOT NULL,
+    fencing_token INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE floor (fencing_token INTEGER NOT NULL);
+INSERT INTO floor VALUES (0);
+PRAGMA user_version = {VERSION};
+PRAGMA application_id = {APPLICATION_ID};
+"""
+# The parameters ?1 and ?2 are in every statement the boot and the time of this machine, by its clock.
+_ACQUIRE = """
+INSERT INTO lock VALUES (
+    ?3, ?4, ?5, ?1, ?6, ?2 + ?7,
+    max(CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER), (SELECT fencing_token FROM floor) + 1)
+)
+ON CONFLICT (name) DO UPDATE SET
+    owner = excluded.owner, holder = excluded.holder, boot = excluded.boot, acquired_at = excluded.acquired_at,
+    expires = excluded.expires, fencing_token = max(excluded.fencing_token, lock.fencing_token + 1)
+WHERE lock.expires <= ?2 OR lock.boot <> ?1
+RETURNING fencing_token
+"""
+_EXTEND = """
+UPDATE lock SET expires = max(expires, ?2 + batch.ttl)
+FROM (
+    SELECT json_extract(value, '$[0]') AS name, json_extract(value, '$[1]') AS owner, json_extract(value, '$[2]') AS ttl
+    FROM json_each(?3)
+) AS batch
+WHERE lock.name = batch.name AND lock.owner = batch.owner AND lock.expires > ?2 AND lock.boot = ?1
+RETURNING owner
+"""
+_FREE = "owner = '', holder = '', expires = ?2"
+_RELEASE = f"UPDATE lock SET {_FREE} WHERE name = ?3 AND owner = ?4 AND expires > ?2 AND boot = ?1"
+_ADOPT = """
+UPDATE lock SET owner = ?5, holder = ?6, expires = ?2 + ?7
+WHERE name = ?3 AND owner = ?4 AND expires > ?2 AND boot = ?1
+RETURNING fencing_token, acquired_at
+"""
+_RECORD = "SELECT name, holder, acquired_at, expires - ?2, fencing_token, boot = ?1 FROM lock"
+_INSPECT = f"{_RECORD} WHERE name = ?3 AND expires > ?2 AND boot = ?1"
+_HELD = f"{_RECORD} WHERE name > ?3 AND expires > ?2 AND boot = ?1 ORDER BY name LIMIT ?4"
+_EXPIRED = "owner <> '' AND (expires <= ?2 - ?3 OR boot <> ?1)"
+_LIST_EXPIRED = f"{_RECORD} WHERE {_EXPIRED}"
+_REMAINING = "SELECT expires - ?2 FROM lock WHERE name = ?3 AND expires > ?2 AND boot = ?1"
+_IDLE = "owner = '' AND (expires <= ?2 - ?3 OR boot <> ?1)"
+_REMOVE = "DELETE FROM lock WHERE name IN (SELECT name FROM lock WHERE {which} LIMIT ?4) RETURNING fencing_token"
+_RAISE_FLOOR = "UPDATE floor SET fencing_token = max(fencing_token, ?)"
+
+T = TypeVar("T")
+
+
+def _boot() -> str:
+    """What tells this boot of this machine from any other; empty where the clock is the wall clock."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as file:
+            boot = file.read().strip()
+        return boot if hasattr(time, "CLOCK_BOOTTIME") else ""
+    except OSError:
+        return ""
+
+
+_BOOT = _boot()
+_now = clock.now if _BOOT else time.time
+
+
+def _digest(owner: str) -> str:
+    return hashlib.sha256(owner.encode()).hexdigest()
+
+
+class SqliteTableLockBackend(TableLockBackend):
+    """What ``TableLockBackend`` is on a SQLite alias. Needs SQLite 3.35.
+
+    Waiters in other processes learn of a release by polling the file: see ``POLL_FASTEST``.
+    """
+
+    push = False
+
+    def __init__(self, *, alias: str = "default", ttl: Any = 30) -> None:
+        super().__init__(alias=alias, ttl=ttl)
+        # Re-entrant, since a signal handler that uses locks may interrupt this very thread in here.
+        self._mutex = threading.RLock()
+        self._connection: sqlite3.Connection | None = None
+        self._opened_for = ""
+        self._until_tidy = TIDY_EVERY
+        self._quiet_since = 0.0
+        self._seen_version = 0
+        self._stop = threading.Event()
+        _instances.add(self)
+
+    # The file.
+
+    @property
+    def cross_process(self) -> bool:  # type: ignore[override]
+        return not self._in_memory(self._database())
+
+    def _database(self) -> str:
+        from django.db import connections
+
+        return str(connections.settings[self.db_alias]["NAME"])
+
+    @staticmethod
+    def _in_memory(database: str) -> bool:
+        return ":memory:" in database or "mode=memory" in database
+
+    def path(self) -> str:
+        """The lock file; empty for a database in memory, whose locks are in memory too."""
+        database = self._database()
+        if self._in_memory(database):
+            return ""
+        if database.startswith("file:"):
+            database = database[len("file:") :].partition("?")[0]
+        # The real path, so that two settings that reach one database by different links share its locks.
+        return os.path.realpath(database) + SUFFIX
+
+    def _connect(self) -> sqlite3.Connection:
+        """The open connection to the file that the database's name asks for now (a test run changes it)."""
+        database = self._database()
+        if self._connection is not None and self._opened_for == database:
+            return self._connection
+        self.close()
+        path = self.path()
+        if sqlite3.sqlite_version_info < (3, 35):
+            raise LockBackendError(f"The lock table needs SQLite 3.35, and this is {sqlite3.sqlite_version}")
+        connection: sqlite3.Connection | None = None
+        try:
+            connection = sqlite3.connect(
+                path or ":memory:", timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False
+            )
+            self._prepare(connection, path, database)
+        except BaseException:
+            if connection is not None:
+                connection.close()
+            raise
+        self._connection, self._opened_for = connection, database
+        return connection
+
+    def _prepare(self, connection: sqlite3.Connection, path: str, database: str) -> None:
+        """Make the tables in a new file; refuse one that is not ours."""
+        execute = connection.execute
+        if path and execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
+            raise LockBackendError(f"The lock file {path} cannot be put into WAL mode")
+        # A checkpoint is synced, a commit is not: see the module about power cuts.
+        execute("PRAGMA synchronous = NORMAL")
+        with _transaction(connection):
+            empty = execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
+            if empty:
+                for statement in _SCHEMA.split(";"):
+                    execute(statement)
+            elif (
+                execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID
+                or execute("PRAGMA user_version").fetchone()[0] != VERSION
+            ):
+                raise LockBackendError(
+                    f"{path} is in the place of the lock file, but is not one that this version made: move it away"
+                )
+        if empty and path:
+            _share_with_users_of(os.path.realpath(path.removesuffix(SUFFIX)), path)
+
+    def _run(self, deadline: float, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Run ``work`` on the connection, again while the file is busy, until the deadline."""
+        if not self._mutex.acquire(timeout=min(max(deadline - clock.now(), 0.001), threading.TIMEOUT_MAX)):
+            raise LockBackendError(f"The lock file {self.path()} was busy in this process for too long")
+        try:
+            while True:
+                try:
+                    return work(self._connect())
+                except sqlite3.Error as error:
+                    busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+                    if busy and clock.now() < deadline:
+                        continue
+                    if not busy:
+                        self.close()  # whatever is wrong with the file, the next verb looks at it anew
+                    raise LockBackendError(
+                        f"The lock file {self.path() or 'in memory'} cannot be used: {error}"
+                    ) from error
+        finally:
+            self._mutex.release()
+
+    def _rows(self, deadline: float, statement: str, *parameters: Any) -> list[Any]:
+        return self._run(deadline, lambda connection: _execute(connection, statement, *parameters).fetchall())
+
+    def _row(self, deadline: float, statement: str, *parameters: Any) -> Any:
+        return self._run(deadline, lambda connection: _execute(connection, statement, *parameters).fetchone())
+
+    # The verbs.
+
+    def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        acquired_at = time.time()
+        row = self._row(deadline, _ACQUIRE, name, _digest(owner), holder, acquired_at, ttl)
+        return None if row is None else Grant(row[0], acquired_at, acquired_at + ttl)
+
+    def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
+        owners = {_digest(each.owner): each.owner for each in extensions}
+        batch = [[each.name, digest, each.ttl] for each, digest in zip(extensions, owners, strict=True)]
+        return [owners[row[0]] for row in self._rows(deadline, _EXTEND, json.dumps(batch))]
+
+    def release(self, name: str, owner: str, deadline: float) -> bool:
+        released = self._run(deadline, lambda connection: _execute(connection, _RELEASE, name, _digest(owner)).rowcount)
+        self._until_tidy -= 1
+        if self._until_tidy <= 0:
+            self._until_tidy = TIDY_EVERY
+            self._remove(_IDLE, IDLE_SECONDS, 2 * TIDY_EVERY, deadline)
+        return released == 1
+
+    def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        row = self._row(deadline, _ADOPT, name, _digest(owner), _digest(heir), holder, ttl)
+        return None if row is None else Grant(row[0], row[1], time.time() + ttl)
+
+    def inspect(self, name: str, deadline: float) -> Record | None:
+        row = self._row(deadline, _INSPECT, name)
+        return None if row is None else _record(row)
+
+    def list_held(self, deadline: float) -> Iterator[Record]:
+        after = ""  # page by page, so that a slow reader keeps no snapshot of the file
+        while rows := self._rows(deadline, _HELD, after, 1000):
+            yield from map(_record, rows)
+            after = rows[-1][0]
+            deadline = max(deadline, clock.now() + 1.0)
+
+    def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
+        return map(_record, self._rows(deadline, _LIST_EXPIRED, grace))
+
+    def reap(self, grace: float, batch_size: int, deadline: float) -> int:
+        self._remove(_IDLE, max(grace, IDLE_SECONDS), batch_size, deadline)
+        return self._remove(_EXPIRED, grace, batch_size, deadline)
+
+    def _remove(self, which: str, age: float, limit: int, deadline: float) -> int:
+        """Remove at most ``limit`` rows that are over for ``age`` seconds; their tokens stay the floor for new ones."""
+
+        def work(connection: sqlite3.Connection) -> int:
+            with _transaction(connection):
+                tokens = _execute(connection, _REMOVE.format(which=which), age, limit).fetchall()
+                if tokens:
+                    connection.execute(_RAISE_FLOOR, max(tokens))
+            return len(tokens)
+
+        return self._run(deadline, work)
+
+    def force_release(self, name: str, deadline: float) -> Record | None:
+        def work(connection: sqlite3.Connection) -> Record | None:
+            with _transaction(connection):
+                row = _execute(connection, _INSPECT, name).fetchone()
+                if row is not None:
+                    _execute(connection, f"UPDATE lock SET {_FREE} WHERE name = ?3", name)
+            return None if row is None else _record(row)
+
+        return self._run(deadline, work)
+
+    def remaining(self, name: str, deadline: float) -> float | None:
+        row = self._row(deadline, _REMAINING, name)
+        return None if row is None else float(row[0])
+
+    def wait_for_change(self, seconds: float) -> Collection[str] | None:
+        """Watch ``PRAGMA data_version``, which goes up when another connection has written."""
+        now = clock.now()
+        end = now + seconds
+        while now < end and not self._stop.is_set():
+            version = self._run(
+                now + seconds, lambda connection: connection.execute("PRAGMA data_version").fetchone()[0]
+            )
+            seen, self._seen_version = self._seen_version, version
+            if version != seen:
+                self._quiet_since = now
+                return None
+            pause = min(max((now - self._quiet_since) * POLL_SHARE, POLL_FASTEST), POLL_SLOWEST)
+            self._stop.wait(min(pause, end - now))
+            now = clock.now()
+        self._stop.clear()
+        return ()
+
+    def stop_watching(self) -> None:
+        self._stop.set()
+
+    def close(self) -> None:
+        """Close the file; leases need no connection, and the next verb opens it again.
+
+        Locks in memory live in the connection: they go when the database's name has changed.
+        """
+        with self._mutex:
+            connection, opened_for = self._connection, self._opened_for
+            if connection is not None and not (self._in_memory(opened_for) and opened_for == self._database()):
+                self._connection = None
+                connection.close()
+
+
+@contextlib.contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _execute(connection: sqlite3.Connection, statement: str, *parameters: Any) -> sqlite3.Cursor:
+    return connection.execute(statement, (_BOOT, _now(), *parameters))
+
+
+def _record(row: tuple[Any, ...]) -> Record:
+    name, holder, acquired_at, left, fencing_token, this_boot = row
+    return Record(name, holder, acquired_at, time.time() + left if this_boot else None, left, fencing_token)
+
+
+def _share_with_users_of(database: str, path: str) -> None:
+    """Give the lock file the mode and owner of the database, as SQLite does with its own side files.
+
+    Otherwise the cron job of root would make a file that the web server's user cannot write.
+    """
+    try:
+        like = os.stat(database)
+        for each in (path, path + "-wal", path + "-shm"):
+            os.chmod(each, like.st_mode & 0o777)
+            if os.geteuid() == 0:
+                os.chown(each, like.st_uid, like.st_gid)
+    except (OSError, AttributeError):
+        pass
+
+
+# SQLite connections must not cross a fork, and a copy of one in the child spoils the child's own: so all are closed
+# before it. Leases do not need them.
+_instances: weakref.WeakSet[SqliteTableLockBackend] = weakref.WeakSet()
+_forking: list[SqliteTableLockBackend] = []
+
+
+def _before_fork() -> None:
+    for backend in list(_instances):
+        if backend._mutex.acquire(timeout=1.0):
+            _forking.append(backend)
+            backend.close()
+
+
+def _after_fork() -> None:
+    while _forking:
+        _forking.pop()._mutex.release()
+
+
+process.on_fork(before=_before_fork, in_parent=_after_fork, in_child=_after_fork)

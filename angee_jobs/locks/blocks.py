@@ -1,0 +1,120 @@
+"""The short forms: ``lock``, ``task_lock`` and ``locked``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from .keys import LockKey
+from .lock import Lock
+from .types import Seconds
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def lock(
+    key: LockKey | str,
+    *,
+    timeout: Seconds | None = None,
+    ttl: Seconds | None = None,
+    auto_extend: bool = True,
+    note: str = "",
+    backend: str = "default",
+) -> Lock:
+    """A :class:`Lock` on ``key``, for ``with``: LockNotAcquiredError if somebody else holds it after ``timeout``.
+
+    ``timeout``: the total wait, in seconds or as a timedelta; None tries once, now, and ``math.inf`` waits for ever.
+    ``ttl``: the lock is free at most this many seconds after its holder's death; None leaves it to the backend. The
+    block renews its lease every third of it, unless ``auto_extend`` is False. ``note`` is shown with the holder.
+    ``backend`` is an alias in ``ANGEE_JOBS_LOCKS``.
+
+    Leaving the block raises LockLostError if the lock was lost meanwhile and the body did not raise. Inside
+    ``transaction.atomic()`` the lock is kept until the commit or rollback. TypeError or ValueError for a key or a
+    time that cannot be; ImproperlyConfigured for an unknown backend; LockBackendError if it cannot be used.
+
+    Example::
+
+        with lock("billing-run", ttl=30, timeout=5) as held:
+            for batch in batches:
+                held.check()
+                with transaction.atomic(), held.guard():
+                    save(batch)
+    """
+    return Lock(key, timeout=timeout, ttl=ttl, auto_extend=auto_extend, note=note, backend=backend)
+
+
+class task_lock:
+    """``with task_lock(key) as acquired``: a bool that says whether this task may go on.
+
+    Takes what :func:`lock` takes, and is the same lock; only a refusal is an answer here and not an error. A backend
+    that cannot be used is LockBackendError here too, never False.
+
+    Example::
+
+        with task_lock(record_lock_key("messaging.Channel", channel_id, "sync")) as acquired:
+            if not acquired:
+                return  # somebody else is on it
+            sync(channel_id)
+    """
+
+    def __init__(self, key: LockKey | str, **options: Any) -> None:
+        self._lock = lock(key, **options)
+
+    def __enter__(self) -> bool:
+        return self._lock._enter(raises=False)
+
+    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        self._lock._leave(exc)
+
+
+def locked(
+    key: LockKey | str | Callable[..., LockKey | str],
+    *,
+    on_refused: Literal["raise", "skip"] = "raise",
+    **options: Any,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run each call of the decorated function under a lock.
+
+    ``key`` may be a callable: it is called with the call's arguments. ``on_refused="skip"`` returns None without
+    calling the function when somebody else holds the lock; ``"raise"`` raises LockNotAcquiredError. The other
+    options are those of :func:`lock`. Each call has a lock of its own, so the function may be called from many
+    threads at once. A generator function is a TypeError: its body runs after the call has returned.
+
+    Example::
+
+        @locked(lambda order_id: record_lock_key("shop.Order", order_id, "invoice"), on_refused="skip")
+        def make_invoice(order_id): ...
+    """
+    if on_refused not in ("raise", "skip"):
+        raise ValueError(f'on_refused must be "raise" or "skip", not {on_refused!r}')
+    if not callable(key):
+        lock(key, **options)  # a bad key or option is an error where it is written, not at the first call
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"@locked cannot decorate the generator function {function.__qualname__}: its body runs after the "
+                f"call has returned. Put the block into its body."
+            )
+        if inspect.iscoroutinefunction(function):
+            raise TypeError(f"@locked cannot decorate the coroutine function {function.__qualname__} yet")
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> R:
+            mine = lock(key(*args, **kwargs) if callable(key) else key, **options)
+            if not mine._enter(raises=on_refused == "raise"):
+                return None  # type: ignore[return-value]
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as error:
+                mine._leave(error)
+                raise
+            mine._leave(None)
+            return result
+
+        return call
+
+    return decorate

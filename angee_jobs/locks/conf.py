@@ -1,0 +1,189 @@
+"""``ANGEE_JOBS_LOCKS``: which backend an alias means.
+
+Looked up as in ``caches`` and ``tasks``, with one difference that matters: there is one instance per process and
+alias, not one per thread, because the line of waiters and the lock connections are the process's. A forked child
+makes its own, and so does a test that overrides the settings.
+"""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.signals import setting_changed
+from django.utils.module_loading import import_string
+
+from . import process
+from .backends.base import BaseLockBackend, HandleBackend
+from .types import LockBackend
+
+SETTING = "ANGEE_JOBS_LOCKS"
+DEFAULT_ALIAS = "default"
+_BUILT_IN = "angee_jobs.locks."
+
+
+def in_test_run() -> bool:
+    """Whether Django's test runner, or pytest-django, has set up its environment in this process.
+
+    There, an idle session would keep the test database from being dropped or cloned.
+    """
+    from django.test import utils
+
+    return hasattr(utils._TestState, "saved_data")
+
+
+def default_configuration() -> dict[str, Any]:
+    """What serves without the setting: the best that the default database can do."""
+    from django.db import connections
+
+    connection: Any = connections["default"]
+    if connection.vendor == "postgresql":
+        path = "PostgresAdvisoryLockBackend"
+    elif connection.vendor == "sqlite" and connection.is_in_memory_db():
+        return {"BACKEND": _BUILT_IN + "LocalLockBackend"}
+    else:
+        path = "TableLockBackend"
+    return {"BACKEND": _BUILT_IN + path, "OPTIONS": {"alias": "default"}}
+
+
+def configuration() -> dict[str, Any]:
+    """The setting, or what stands for it."""
+    configured = getattr(settings, SETTING, None)
+    if not configured:
+        return {DEFAULT_ALIAS: default_configuration()}
+    if not isinstance(configured, dict):
+        raise ImproperlyConfigured(
+            f"{SETTING} must be a dictionary of aliases, such as "
+            f'{{"default": {{"BACKEND": "{_BUILT_IN}TableLockBackend"}}}}, not {type(configured).__name__}.'
+        )
+    return configured
+
+
+def make_backend(alias: str, entry: Any) -> Any:
+    """The instance that ``entry`` of the setting describes; ImproperlyConfigured says what to write instead."""
+    where = f"{SETTING}[{alias!r}]"
+    if not isinstance(entry, dict) or not isinstance(entry.get("BACKEND"), str):
+        raise ImproperlyConfigured(
+            f'{where} must be a dictionary with a "BACKEND", the dotted path of a class, such as '
+            f'"{_BUILT_IN}TableLockBackend".'
+        )
+    unknown = set(entry) - {"BACKEND", "OPTIONS"}
+    if unknown:
+        raise ImproperlyConfigured(
+            f'{where} has unknown keys {sorted(unknown)}; arguments of the backend go into its "OPTIONS".'
+        )
+    options = entry.get("OPTIONS", {})
+    if not isinstance(options, dict):
+        raise ImproperlyConfigured(f'{where}["OPTIONS"] must be a dictionary, not {options!r}.')
+    path = entry["BACKEND"]
+    try:
+        backend_class = import_string(path)
+    except ImportError as error:
+        raise ImproperlyConfigured(
+            f'{where}["BACKEND"]: {path!r} cannot be imported ({error}). The backends that come with this package '
+            f"are {', '.join(repr(_BUILT_IN + name) for name in BUILT_IN)}."
+        ) from error
+    if not callable(backend_class):
+        raise ImproperlyConfigured(f'{where}["BACKEND"]: {path!r} is not a class.')
+    try:
+        inspect.signature(backend_class).bind(**options)
+    except TypeError as error:
+        takes = [name for name in inspect.signature(backend_class).parameters if name != "self"]
+        raise ImproperlyConfigured(
+            f'{where}["OPTIONS"]: {error}. {path} takes {", ".join(takes) or "no options"}.'
+        ) from error
+    except ValueError:  # a class without a readable signature; its constructor decides
+        pass
+    try:
+        backend = backend_class(**options)
+    except (TypeError, ValueError) as error:
+        raise ImproperlyConfigured(f'{where}["OPTIONS"]: {error}') from error
+    if isinstance(backend, BaseLockBackend):
+        backend.alias = alias
+    elif not (callable(getattr(backend, "try_acquire", None)) and callable(getattr(backend, "is_held", None))):
+        raise ImproperlyConfigured(f"{where}: {path} has no try_acquire() and is_held(); see LockBackend.")
+    return backend
+
+
+#: The backends that come with this package, by their public names.
+BUILT_IN = ("LocalLockBackend", "TableLockBackend", "PostgresAdvisoryLockBackend", "RedisLockBackend")
+
+
+class LockBackendHandler:
+    """``lock_backends["alias"]``, iteration over the aliases, ``all()``.
+
+    Example::
+
+        for alias in lock_backends:
+            print(alias, lock_backends[alias].cross_process)
+    """
+
+    def __init__(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        self._instances: dict[str, Any] = {}
+        self._verbs: dict[str, BaseLockBackend] = {}
+        self._mutex = threading.RLock()
+
+    def __getitem__(self, alias: Any) -> LockBackend:
+        """The backend of ``alias``; ImproperlyConfigured if the setting does not name it or cannot work."""
+        try:
+            return self._instances[alias]  # type: ignore[no-any-return]
+        except (KeyError, TypeError):
+            pass
+        with self._mutex:
+            if isinstance(alias, str) and alias in self._instances:
+                return self._instances[alias]  # type: ignore[no-any-return]
+            configured = configuration()
+            if not isinstance(alias, str) or alias not in configured:
+                raise ImproperlyConfigured(
+                    f"There is no lock backend {alias!r}: {SETTING} has {', '.join(map(repr, configured))}."
+                )
+            instance = self._instances[alias] = make_backend(alias, configured[alias])
+            return instance  # type: ignore[no-any-return]
+
+    def verbs(self, alias: str) -> BaseLockBackend:
+        """The same with the verbs that policy needs, also where somebody else's backend lacks them."""
+        try:
+            return self._verbs[alias]
+        except (KeyError, TypeError):
+            backend = self[alias]
+        if not isinstance(backend, BaseLockBackend):
+            backend = HandleBackend(backend, alias)
+        return self._verbs.setdefault(alias, backend)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(configuration())
+
+    def all(self) -> list[LockBackend]:
+        return [self[alias] for alias in self]
+
+    def _setting_changed(self, *, setting: str, **kwargs: Any) -> None:
+        # DATABASES and CACHES too, since a backend reads them when it is made. What is held goes on with the old
+        # instance, which its holds keep.
+        if setting in {SETTING, "DATABASES", "CACHES"}:
+            old = list(self._instances.values())
+            self._forget()
+            for backend in old:
+                if isinstance(backend, BaseLockBackend):
+                    backend.close()
+
+
+lock_backends = LockBackendHandler()
+process.on_fork(in_child=lock_backends._forget)
+setting_changed.connect(lock_backends._setting_changed)
+
+
+def get_lock_backend(backend: str = DEFAULT_ALIAS) -> LockBackend:
+    """The backend of an alias in ``ANGEE_JOBS_LOCKS``; ImproperlyConfigured if there is none.
+
+    Example::
+
+        get_lock_backend("leases").is_held("billing-run")
+    """
+    return lock_backends[backend]

@@ -1,0 +1,128 @@
+"""Questions and interventions from outside of a hold: who holds what, free it by force, reap."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+from . import clock, signals
+from .backends.base import VERB_SECONDS, BaseLockBackend, HandleBackend
+from .conf import lock_backends
+from .errors import LockBackendError
+from .keys import LockKey, lock_name
+from .transactions import settle
+from .types import LockInfo, Seconds, grace_seconds
+
+logger = logging.getLogger("angee_jobs.locks")
+
+#: How many holds one statement of a reap removes.
+REAP_BATCH = 1000
+
+
+def task_lock_is_held(key: LockKey | str, *, backend: str = "default") -> bool:
+    """Whether somebody holds ``key`` now: what a try would be refused for.
+
+    Only for showing. To act on it, take the lock: the answer may be out of date when it arrives. LockBackendError
+    if the backend cannot tell.
+
+    Example::
+
+        run.is_stalled = run.running and not task_lock_is_held(run.lock_key)
+    """
+    name = lock_name(key)
+    settle()
+    verbs = lock_backends.verbs(backend)
+    if isinstance(verbs, HandleBackend):
+        return verbs.is_held(key)
+    return verbs.inspect(name, clock.now() + VERB_SECONDS) is not None
+
+
+def task_locks_are_cross_process(*, backend: str = "default") -> bool:
+    """Whether the locks of ``backend`` exclude other processes too; a dashboard may trust them only then."""
+    return bool(getattr(lock_backends[backend], "cross_process", False))
+
+
+def lock_info(key: LockKey | str, *, backend: str = "default") -> LockInfo | None:
+    """Who holds ``key`` now, or None. The owner id is hidden. LockBackendError if the backend cannot tell.
+
+    Example::
+
+        info = lock_info("billing-run")
+        print(info and info.holder)
+    """
+    name = lock_name(key)
+    settle()
+    verbs = _telling(backend)
+    record = verbs.inspect(name, clock.now() + VERB_SECONDS)
+    return None if record is None else verbs.info(record)
+
+
+def held_locks(*, backend: str = "default") -> Iterator[LockInfo]:
+    """Every hold that is live now, in no particular order; fetched in pages, so there may be very many.
+
+    Example::
+
+        for info in held_locks(backend="leases"):
+            print(info.name, info.holder, info.expires_at)
+    """
+    settle()
+    verbs = _telling(backend)
+    return map(verbs.info, verbs.list_held(clock.now() + VERB_SECONDS))
+
+
+def force_release(key: LockKey | str, *, reason: str = "", user: Any = None, backend: str = "default") -> bool:
+    """Free ``key`` whoever holds it; False if nobody did.
+
+    The holder is not stopped: it learns of the loss at its next renewal or check, and its late release does nothing.
+    Whatever it protects may be done twice, so look first whether it still runs. ``reason`` and ``user`` are logged.
+
+    Example::
+
+        force_release("billing-run", reason="worker-3 was switched off", user=request.user)
+    """
+    name = lock_name(key)
+    ended = _telling(backend).force_release(name, clock.now() + VERB_SECONDS)
+    if ended is None:
+        return False
+    logger.warning("The lock %s was released by force (user: %s, reason: %s)", name, user, reason or "none given")
+    return True
+
+
+def reap_expired_locks(*, grace: Seconds = 0, backend: str = "default") -> int:
+    """Remove what expired holds left behind more than ``grace`` seconds ago; how many holds that were.
+
+    Only tidies up: an expired hold can be taken over without it. Safe to run twice at once and under load.
+
+    Example::
+
+        reap_expired_locks(grace=3600)
+    """
+    seconds = grace_seconds(grace)
+    settle()
+    return reap(backend, seconds, REAP_BATCH)
+
+
+def reap(backend: str, grace: float, batch_size: int) -> int:
+    """The same in batches of ``batch_size``, each a short transaction of its own."""
+    verbs = lock_backends.verbs(backend)
+    count = 0
+    while removed := verbs.reap(grace, batch_size, clock.now() + VERB_SECONDS):
+        count += removed
+        if removed < batch_size:
+            break
+    signals.tell(signals.locks_reaped, type(verbs), backend=backend, count=count)
+    return count
+
+
+def expired_locks(*, grace: Seconds = 0, backend: str = "default") -> Iterator[LockInfo]:
+    """What :func:`reap_expired_locks` would remove now."""
+    verbs = lock_backends.verbs(backend)
+    return map(verbs.info, verbs.list_expired(grace_seconds(grace), clock.now() + VERB_SECONDS))
+
+
+def _telling(alias: str) -> BaseLockBackend:
+    verbs = lock_backends.verbs(alias)
+    if isinstance(verbs, HandleBackend):
+        raise LockBackendError(f"The lock backend {alias!r} does not tell who holds a lock")
+    return verbs

@@ -1,0 +1,33 @@
+"""This process, as opposed to the one it may have been forked from.
+
+A hold, a connection or a thread belongs to the process that made it. What a child inherits of them is only a copy:
+using or closing it would disturb the parent. ``generation`` tells the two apart at the price of an integer compare.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+#: Goes up by one in every forked child.
+generation = 0
+
+
+def _count() -> None:
+    global generation
+    generation += 1
+
+
+def on_fork(
+    *,
+    before: Callable[[], object] | None = None,
+    in_parent: Callable[[], object] | None = None,
+    in_child: Callable[[], object] | None = None,
+) -> None:
+    """Register callbacks around fork, where there is a fork."""
+    if hasattr(os, "register_at_fork"):
+        hooks = {"before": before, "after_in_parent": in_parent, "after_in_child": in_child}
+        os.register_at_fork(**{when: hook for when, hook in hooks.items() if hook is not None})
+
+
+on_fork(in_child=_count)

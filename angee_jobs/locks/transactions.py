@@ -1,0 +1,173 @@
+"""Locks and the caller's transactions: a hold that lasts until the commit.
+
+A lock that is freed at the end of its block, but before the commit, lets the next holder read what was there before.
+So a block that is entered inside ``atomic()`` binds its hold to the transaction. The release is registered with
+``on_commit`` at the block's entry: callbacks run in order, and a task that the body enqueues there must find the lock
+free. Nothing runs on a rollback; Django drops the callback then, and its finalizer tells us. If somebody still keeps
+it alive (a traceback does), :func:`settle` sees that it has left the connection's list.
+
+Under ``TestCase`` the test's own transaction is never committed, and ``on_commit`` callbacks are counted by the
+test's author. There, nothing is registered, and the outermost atomic that is not the test's is looked at instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from django.db import connections
+
+from .errors import LockBackendError
+from .renewal import renewer
+
+if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
+    from .hold import Hold
+
+logger = logging.getLogger("angee_jobs.locks")
+
+
+class Transaction:
+    """One transaction of the calling thread that a block was entered in."""
+
+    __slots__ = ("_hook", "connection", "in_test_case", "outermost")
+
+    def __init__(self, connection: BaseDatabaseWrapper, outermost: Any, in_test_case: bool) -> None:
+        self.connection = connection
+        self.outermost = outermost
+        self.in_test_case = in_test_case
+        self._hook: weakref.ref[_Hook] | None = None
+
+    def watch(self, binding: Binding) -> None:
+        if not self.in_test_case:
+            hook = _Hook(binding)
+            self._hook = weakref.ref(hook)
+            self.connection.on_commit(hook, robust=True)
+
+    def same_as(self, other: Transaction) -> bool:
+        return self.connection is other.connection and self.outermost is other.outermost
+
+    @property
+    def over(self) -> bool:
+        """Whether it was committed or rolled back, or at least the savepoint that the block was entered in was.
+
+        May be asked from any thread.
+        """
+        if self.in_test_case:
+            return self.outermost not in list(self.connection.atomic_blocks)
+        hook = self._hook() if self._hook is not None else None
+        return hook is None or not any(entry[1] is hook for entry in list(self.connection.run_on_commit))
+
+
+class _Hook:
+    """What is registered with ``on_commit``."""
+
+    __slots__ = ("__weakref__", "binding", "called")
+
+    def __init__(self, binding: Binding) -> None:
+        self.binding = binding
+        self.called = False
+
+    def __call__(self) -> None:
+        self.called = True
+        self.binding.settle()
+
+    def __del__(self) -> None:
+        if not self.called:  # dropped by a rollback; a finalizer may only leave a note
+            renewer.post(self.binding.settle)
+
+
+class Binding:
+    """A hold that ends with its block and with every transaction that the block was entered in, the last of them."""
+
+    def __init__(self, hold: Hold, transactions: list[Transaction], finish: Callable[[Hold], bool]) -> None:
+        self.hold = hold
+        self.block_open = True
+        self._finish = finish
+        self._transactions = transactions
+        _bindings[self] = None
+        hold.room.bindings[hold.name] = self
+        for each in transactions:
+            each.watch(self)
+
+    @property
+    def pending(self) -> list[Transaction]:
+        return [each for each in self._transactions if not each.over]
+
+    def leave_block(self) -> bool:
+        """The block is over; False if the hold turned out to be lost."""
+        if self.pending:
+            self.block_open = False
+            return True  # the hold belongs to the transaction now
+        self.drop()
+        return self._finish(self.hold)
+
+    def take_again(self, transactions: list[Transaction]) -> bool:
+        """Let another block of the very transaction that has the hold have it; False if it may not."""
+        pending = self.pending
+        if self.block_open or self.hold.ended or self.hold.over or not pending:
+            return False
+        if not all(any(each.same_as(mine) for mine in transactions) for each in pending):
+            return False
+        new = [mine for mine in transactions if not any(each.same_as(mine) for each in pending)]
+        self._transactions = pending + new
+        for each in new:
+            each.watch(self)
+        self.block_open = True
+        return True
+
+    def settle(self) -> None:
+        """Free the hold if nothing that it was kept for is left."""
+        if self.block_open or self.pending:
+            return
+        self.drop()
+        try:
+            self._finish(self.hold)
+        except LockBackendError as error:
+            # Raised to nobody: the transaction is over. The renewal thread goes on trying.
+            logger.error("The lock %s could not be released after its transaction: %s", self.hold.name, error)
+
+    def drop(self) -> None:
+        _bindings.pop(self, None)
+        if self.hold.room.bindings.get(self.hold.name) is self:
+            self.hold.room.bindings.pop(self.hold.name, None)
+
+
+#: Every binding of this process; empty almost always.
+_bindings: dict[Binding, None] = {}
+
+
+def settle() -> bool:
+    """Free what outlived its transaction; whether there is anything left to look at again."""
+    for binding in list(_bindings):
+        if binding.hold.foreign or binding.hold.ended:
+            binding.drop()
+        else:
+            binding.settle()
+    return bool(_bindings)
+
+
+renewer.chores.append(settle)
+
+
+def current_transactions() -> list[Transaction]:
+    """The real transactions of the calling thread, on all aliases; the test's own does not count."""
+    found = []
+    for connection in connections.all(initialized_only=True):
+        if connection.in_atomic_block:
+            blocks: list[Any] = list(connection.atomic_blocks)
+            real = next((block for block in blocks if not block._from_testcase), None)
+            if real is not None:
+                found.append(Transaction(connection, real, in_test_case=blocks[0]._from_testcase))
+            elif not blocks:  # entered by hand, without Atomic
+                found.append(Transaction(connection, None, in_test_case=False))
+        elif connection.connection is not None and not connection.autocommit:
+            logger.warning(
+                "A lock block was entered with autocommit off on %r: the lock is freed at the block's end, "
+                "before your commit. Use transaction.atomic() to keep it until then.",
+                connection.alias,
+            )
+    return found

@@ -1,0 +1,282 @@
+"""How a refused caller waits.
+
+All waiters of one process for one key stand in a line. Only the head of the line asks the backend; it sleeps until
+it is rung: by a release in this process, by the process's one watcher thread, which hears or looks for releases in
+others, or by the fallback interval, which bounds what a lost wake-up costs. The others sleep until they are the head.
+
+The policy is written once, as a generator of steps. A thread runs the steps by blocking, a coroutine by awaiting.
+"""
+
+from __future__ import annotations
+
+import collections
+import logging
+import queue
+import threading
+from collections.abc import Callable, Generator
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from . import clock
+from .backends.base import VERB_SECONDS, BaseLockBackend, Grant
+from .conf import in_test_run
+from .errors import LockBackendError
+from .renewal import renewer
+
+if TYPE_CHECKING:
+    from .transactions import Binding
+
+logger = logging.getLogger("angee_jobs.locks")
+
+#: What a lost wake-up costs at most, in seconds.
+FALLBACK_SECONDS = 1.0
+#: How long the watcher stays when nobody waits any more, in seconds.
+LINGER_SECONDS = 5.0
+#: A call that was given less time than this and did not make it says nothing about the health of the backend.
+FAIR_CHANCE_SECONDS = 0.25
+
+
+class Bell(Protocol):
+    """Wakes one waiter. Rung from any thread; a ring before the wait counts."""
+
+    def ring(self) -> None: ...
+
+
+class ThreadBell:
+    """A bell for a thread. SimpleQueue is C, so an exception of a signal handler cannot leave it half-way."""
+
+    __slots__ = ("_rings",)
+
+    def __init__(self) -> None:
+        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def ring(self) -> None:
+        self._rings.put(None)
+
+    def wait(self, seconds: float) -> None:
+        try:
+            self._rings.get(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+            while True:
+                self._rings.get_nowait()
+        except queue.Empty:
+            pass
+
+
+class Call:
+    """Step: call a verb of the backend."""
+
+    __slots__ = ("args", "verb")
+
+    def __init__(self, verb: Callable[..., Any], *args: Any) -> None:
+        self.verb = verb
+        self.args = args
+
+    def run(self) -> Any:
+        return self.verb(*self.args)
+
+
+class Sleep:
+    """Step: sleep until the bell rings, at most ``seconds``."""
+
+    __slots__ = ("bell", "seconds")
+
+    def __init__(self, bell: Bell, seconds: float) -> None:
+        self.bell = bell
+        self.seconds = seconds
+
+    def run(self) -> None:
+        assert isinstance(self.bell, ThreadBell)
+        self.bell.wait(self.seconds)
+
+
+Result = TypeVar("Result")
+Steps = Generator[Call | Sleep, Any, Result]
+
+
+def run(steps: Steps[Result]) -> Result:
+    """Run the steps in this thread."""
+    try:
+        step = next(steps)
+        while True:
+            try:
+                answer = step.run()
+            except BaseException as error:
+                step = steps.throw(error)
+            else:
+                step = steps.send(answer)
+    except StopIteration as end:
+        return end.value  # type: ignore[no-any-return]
+    finally:
+        steps.close()
+
+
+class Line:
+    """The waiters of one key in this process, first come first."""
+
+    __slots__ = ("bells", "calling_since")
+
+    def __init__(self) -> None:
+        self.bells: collections.deque[Bell] = collections.deque()
+        #: When the head's call began that has not returned yet, on the local clock.
+        self.calling_since: float | None = None
+
+
+class Ticket:
+    """One place in a line. If its owner goes without leaving (an exception can strike anywhere), it leaves itself."""
+
+    __slots__ = ("bell", "line", "name", "room")
+
+    def __init__(self, room: WaitingRoom, name: str, line: Line, bell: Bell) -> None:
+        self.room = room
+        self.name = name
+        self.line = line
+        self.bell = bell
+
+    def at_head(self) -> bool:
+        bells = self.line.bells
+        return bool(bells) and bells[0] is self.bell
+
+    def __del__(self) -> None:
+        room, name, bell = self.room, self.name, self.bell
+        if bell in self.line.bells:
+            renewer.post(lambda: room.leave(name, bell))
+
+
+class WaitingRoom:
+    """The lines for one backend, and the thread that watches it while somebody waits."""
+
+    def __init__(self, backend: BaseLockBackend) -> None:
+        self.backend = backend
+        self.lines: dict[str, Line] = {}
+        #: The holds that wait for a transaction of this process to end; see transactions.py.
+        self.bindings: dict[str, Binding] = {}
+        # Re-entrant, since a signal handler that uses locks may interrupt this very thread in here.
+        self._mutex = threading.RLock()
+        self._watcher: threading.Thread | None = None
+        self._somebody = threading.Event()
+
+    def join(self, name: str, bell: Bell) -> Ticket:
+        with self._mutex:
+            line = self.lines.get(name)
+            if line is None:
+                line = self.lines[name] = Line()
+            ticket = Ticket(self, name, line, bell)
+            line.bells.append(bell)
+        return ticket
+
+    def leave(self, name: str, bell: Bell) -> None:
+        """Leave the line, wherever one stands in it; harmless if one does not."""
+        with self._mutex:
+            line = self.lines.get(name)
+            if line is None or bell not in line.bells:
+                return
+            was_head = line.bells[0] is bell
+            line.bells.remove(bell)
+            if not line.bells:
+                del self.lines[name]
+                if not self.lines:
+                    self._somebody.clear()
+                    if in_test_run():  # at once, or the session keeps the test database from being dropped
+                        self.backend.stop_watching()
+            elif was_head:
+                line.calling_since = None
+                line.bells[0].ring()
+
+    def changed(self, name: str | None) -> None:
+        """``name`` may have come free; None: any of them."""
+        names = [name] if name is not None else list(self.lines)
+        for each in names:
+            line = self.lines.get(each)
+            if line is not None:
+                try:
+                    line.bells[0].ring()
+                except IndexError:  # the last one is just leaving
+                    pass
+
+    def watch(self) -> None:
+        """See that somebody hears of releases in other processes."""
+        if self.backend.push is None:
+            return
+        self._somebody.set()
+        with self._mutex:
+            if self._watcher is None:
+                self._watcher = threading.Thread(target=self._watch, name="angee-locks-watcher", daemon=True)
+                self._watcher.start()
+
+    def _watch(self) -> None:
+        pause = 0.05
+        while True:
+            if not self.lines and not self._somebody.wait(0.0 if in_test_run() else LINGER_SECONDS):
+                with self._mutex:
+                    if not self.lines:
+                        self._watcher = None
+                        self.backend.stop_watching()
+                        return
+            try:
+                changed = self.backend.wait_for_change(FALLBACK_SECONDS)
+                pause = 0.05
+            except Exception as error:
+                # The head asks the backend itself at every fallback, and tells its caller what is wrong.
+                logger.debug("Watching %r failed: %s", self.backend.alias, error)
+                threading.Event().wait(pause)
+                pause = min(pause * 2, FALLBACK_SECONDS)
+                continue
+            if changed is None:
+                self.changed(None)
+            else:
+                for name in changed:
+                    self.changed(name)
+
+
+def wait_in_line(
+    room: WaitingRoom,
+    name: str,
+    deadline: float,
+    bell: Bell,
+    attempt: Callable[[float], Grant | None],
+) -> Steps[Grant | None]:
+    """Wait for a lock that was just refused: its grant, or None at ``deadline``.
+
+    ``attempt`` makes one try, given a deadline of its own.
+    """
+    ticket = room.join(name, bell)
+    line = ticket.line
+    try:
+        while not ticket.at_head():
+            yield Sleep(bell, deadline - clock.now())
+            if not ticket.at_head() and clock.now() >= deadline:
+                since = line.calling_since
+                if since is not None and clock.now() - since >= FAIR_CHANCE_SECONDS:
+                    raise LockBackendError(f"The backend did not answer in time about {name}", name=name)
+                return None
+        room.watch()
+        while True:
+            try:
+                started = line.calling_since = clock.now()
+                remaining = yield Call(room.backend.remaining, name, min(deadline, started + VERB_SECONDS))
+                if remaining is None:
+                    started = line.calling_since = clock.now()
+                    grant: Grant | None = yield Call(attempt, min(deadline, started + VERB_SECONDS))
+                    if grant is not None:
+                        return grant
+            except LockBackendError:
+                # Cut off by the end of the wait: what the backend said before is the answer.
+                if clock.now() >= deadline and deadline - started < FAIR_CHANCE_SECONDS:
+                    return None
+                raise
+            line.calling_since = None
+            pause = min(deadline - clock.now(), FALLBACK_SECONDS)
+            if pause <= 0:
+                return None
+            if remaining is not None:
+                pause = min(pause, max(remaining, 0.001))
+            yield Sleep(bell, pause)
+    finally:
+        room.leave(name, bell)
+
+
+def room_of(backend: BaseLockBackend) -> WaitingRoom:
+    """The one waiting room of a backend instance."""
+    room: WaitingRoom | None = backend.__dict__.get("_room")
+    if room is None:
+        room = backend.__dict__.setdefault("_room", WaitingRoom(backend))
+    return room
