@@ -14,8 +14,11 @@ from pathlib import Path
 import django
 import pytest
 
+from tests.servers import PgBouncer, PostgresServer, RedisServer, Server, ValkeyServer, at_exit, require
+
 # Before the settings are read. In /tmp, because the path of a Unix socket may have only about 100 characters.
 TEST_DIR = Path(tempfile.mkdtemp(prefix="angee-", dir="/tmp" if os.path.isdir("/tmp") else None))
+at_exit(shutil.rmtree, TEST_DIR, ignore_errors=True)
 TEST_DIR.chmod(0o711)  # servers that refuse to run as root find their folders in it
 os.environ["ANGEE_JOBS_TEST_DIR"] = str(TEST_DIR)
 os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
@@ -26,17 +29,11 @@ from django.core.management import call_command  # noqa: E402
 from django.db import connections  # noqa: E402
 from django.test.utils import setup_test_environment, teardown_test_environment  # noqa: E402
 
-from tests.servers import PgBouncer, PostgresServer, RedisServer, Server, ValkeyServer, require  # noqa: E402
-
 
 def pytest_report_header() -> str:
     servers = (PostgresServer, PgBouncer, ValkeyServer, RedisServer)
     missing = [f"{cls.__name__} ({reason})" for cls in servers if (reason := cls.unavailable())]
     return f"django: {django.get_version()}, servers missing: {', '.join(missing) or 'none'}"
-
-
-def pytest_unconfigure() -> None:
-    shutil.rmtree(TEST_DIR, ignore_errors=True)
 
 
 def migrate(alias: str) -> None:

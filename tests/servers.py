@@ -53,6 +53,18 @@ def eventually(predicate: Callable[[], T], timeout: float = 5.0, what: str = "")
     return answer
 
 
+def at_exit(function: Callable[..., object], *args: Any, **kwargs: Any) -> Callable[[], None]:
+    """As `atexit.register`, but not for processes that this one forks. Returns what unregisters it."""
+    owner = os.getpid()
+
+    def call() -> None:
+        if os.getpid() == owner:
+            function(*args, **kwargs)
+
+    atexit.register(call)
+    return lambda: atexit.unregister(call)
+
+
 def free_port() -> int:
     """A TCP port of the loopback interface that was free a moment ago."""
     with socket.socket() as probe:
@@ -108,6 +120,7 @@ class Server:
         self.process: subprocess.Popen[bytes] | None = None
         self._paused: list[Any] = []
         self._watchdog: subprocess.Popen[bytes] | None = None
+        self._forget_exit: Callable[[], None] = lambda: None
 
     # What a kind of server defines
 
@@ -145,7 +158,8 @@ class Server:
             self.process = subprocess.Popen(
                 self._launch(self.argv()), stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
             )
-        atexit.register(self._end)
+        self._forget_exit()
+        self._forget_exit = at_exit(self._end)
         deadline, problem = time.monotonic() + START_TIMEOUT, None
         while True:
             if not self.running:
@@ -305,7 +319,7 @@ class Server:
 
     def _end(self) -> None:
         """The quickest way to no process at all."""
-        atexit.unregister(self._end)
+        self._forget_exit()
         self.kill()
 
 

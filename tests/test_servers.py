@@ -1,14 +1,16 @@
 """The suite's own tools do what the tests that use them rely on."""
 
+import atexit
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.procs import Child, ChildError, eventually
-from tests.servers import PostgresServer, RespServer
+from tests.procs import Child, ChildError, eventually, faketime
+from tests.servers import PostgresServer, RespServer, require
 
 ROOT = Path(__file__).parent.parent
 
@@ -66,6 +68,16 @@ def test_no_process_outlives_a_child():
         assert child.wait() == 0
         os.kill(orphan, 0)
     eventually(lambda: gone(orphan))
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_child_can_have_a_wrong_clock_and_keeps_its_monotonic_one(hours: int):
+    environment = faketime(hours * 3600)
+    require(None if environment else "needs libfaketime (a package of the system)")
+    with Child("echo:clocks", env=environment) as child:
+        wall, monotonic = map(float, child.line(20).split())
+        assert wall - time.time() == pytest.approx(hours * 3600, abs=30)
+        assert monotonic == pytest.approx(time.monotonic(), abs=30)
 
 
 def gone(pid: int) -> bool:
@@ -138,6 +150,15 @@ def test_a_postgres_that_was_left_broken_is_repaired(postgres: PostgresServer):
     postgres.kill()
     postgres.heal()
     assert postgres.query("SELECT 1") == [(1,)]
+
+
+def test_the_exit_of_a_forked_process_leaves_the_servers_and_files_alone(postgres: PostgresServer):
+    if (pid := os.fork()) == 0:
+        atexit._run_exitfuncs()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert postgres.query("SELECT 1") == [(1,)]
+    assert os.path.isdir(os.environ["ANGEE_JOBS_TEST_DIR"])
 
 
 # PgBouncer

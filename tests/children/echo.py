@@ -1,6 +1,7 @@
 """Says back what it hears, until it hears "end"; the example of a child process."""
 
 import os
+import time
 
 from django.conf import settings
 
@@ -27,3 +28,7 @@ def fork() -> None:
     if os.fork() == 0:
         say("forked", os.getpid())
         hear()
+
+
+def clocks() -> None:
+    say(time.time(), time.monotonic())
