@@ -8,7 +8,7 @@ from .blocks import lock, locked, task_lock
 from .conf import get_lock_backend, lock_backends
 from .errors import LockBackendError, LockError, LockLostError, LockNotAcquiredError
 from .keys import LockKey, instance_lock_key, record_lock_key
-from .lock import Lock
+from .lock import Lock, attach_lock
 from .operations import (
     force_release,
     held_locks,
@@ -32,6 +32,7 @@ __all__ = [
     "LockLostError",
     "LockNotAcquiredError",
     "TableLockBackend",
+    "attach_lock",
     "force_release",
     "get_lock_backend",
     "held_locks",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from .keys import LockKey
 from .lock import Lock
@@ -21,15 +21,25 @@ def lock(
     timeout: Seconds | None = None,
     ttl: Seconds | None = None,
     auto_extend: bool = True,
+    hold_at_least: Seconds | None = None,
+    hold_at_most: Seconds | None = None,
+    cancel_on_loss: bool = False,
     note: str = "",
     backend: str = "default",
 ) -> Lock:
-    """A :class:`Lock` on ``key``, for ``with``: LockNotAcquiredError if somebody else holds it after ``timeout``.
+    """A :class:`Lock` on ``key``, for ``with`` and ``async with``.
 
-    ``timeout``: the total wait, in seconds or as a timedelta; None tries once, now, and ``math.inf`` waits for ever.
-    ``ttl``: the lock is free at most this many seconds after its holder's death; None leaves it to the backend. The
-    block renews its lease every third of it, unless ``auto_extend`` is False. ``note`` is shown with the holder.
-    ``backend`` is an alias in ``ANGEE_JOBS_LOCKS``.
+    Entering the block raises LockNotAcquiredError if somebody else holds the lock after ``timeout``. All times are
+    seconds, or a timedelta.
+
+    ``timeout``: the total wait; None tries once, now, and ``math.inf`` waits for ever.
+    ``ttl``: the lock is free at most this long after its holder's death; None leaves it to the backend. The block
+    renews its lease every third of it, unless ``auto_extend`` is False.
+    ``hold_at_least``: the lock stays taken for this long, also when its holder is done sooner, so that another host
+    whose clock is late does not run the same cron job again. ImproperlyConfigured on a session lock.
+    ``hold_at_most``: the lock is taken away after this long, told as lost, however alive its holder is.
+    ``cancel_on_loss``: a loss cancels the task in the body, and the block raises LockLostError; ``async with`` only.
+    ``note`` is shown with the holder. ``backend`` is an alias in ``ANGEE_JOBS_LOCKS``.
 
     Leaving the block raises LockLostError if the lock was lost meanwhile and the body did not raise. Inside
     ``transaction.atomic()`` the lock is kept until the commit or rollback. TypeError or ValueError for a key or a
@@ -43,11 +53,21 @@ def lock(
                 with transaction.atomic(), held.guard():
                     save(batch)
     """
-    return Lock(key, timeout=timeout, ttl=ttl, auto_extend=auto_extend, note=note, backend=backend)
+    return Lock(
+        key,
+        timeout=timeout,
+        ttl=ttl,
+        auto_extend=auto_extend,
+        hold_at_least=hold_at_least,
+        hold_at_most=hold_at_most,
+        cancel_on_loss=cancel_on_loss,
+        note=note,
+        backend=backend,
+    )
 
 
 class task_lock:
-    """``with task_lock(key) as acquired``: a bool that says whether this task may go on.
+    """``with task_lock(key) as acquired``, or ``async with``: a bool that says whether this task may go on.
 
     Takes what :func:`lock` takes, and is the same lock; only a refusal is an answer here and not an error. A backend
     that cannot be used is LockBackendError here too, never False.
@@ -68,6 +88,12 @@ class task_lock:
 
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         self._lock._leave(exc)
+
+    async def __aenter__(self) -> bool:
+        return await self._lock._aenter(raises=False)
+
+    async def __aexit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        await self._lock._aleave(exc)
 
 
 def locked(
@@ -99,21 +125,25 @@ def locked(
                 f"@locked cannot decorate the generator function {function.__qualname__}: its body runs after the "
                 f"call has returned. Put the block into its body."
             )
+        # The refusal of this call's own lock is a bool here, so that one which the body raises passes through.
+        form = lock if on_refused == "raise" else task_lock
+
+        def block(*args: Any, **kwargs: Any) -> Any:
+            return form(key(*args, **kwargs) if callable(key) else key, **options)
+
         if inspect.iscoroutinefunction(function):
-            raise TypeError(f"@locked cannot decorate the coroutine function {function.__qualname__} yet")
+
+            @functools.wraps(function)
+            async def acall(*args: P.args, **kwargs: P.kwargs) -> Any:
+                async with block(*args, **kwargs) as acquired:
+                    return await function(*args, **kwargs) if acquired else None
+
+            return cast("Callable[P, R]", acall)
 
         @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            mine = lock(key(*args, **kwargs) if callable(key) else key, **options)
-            if not mine._enter(raises=on_refused == "raise"):
-                return None  # type: ignore[return-value]
-            try:
-                result = function(*args, **kwargs)
-            except BaseException as error:
-                mine._leave(error)
-                raise
-            mine._leave(None)
-            return result
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with block(*args, **kwargs) as acquired:
+                return function(*args, **kwargs) if acquired else None
 
         return call
 

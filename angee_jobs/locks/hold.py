@@ -17,6 +17,7 @@ from .backends.base import BaseLockBackend, Grant, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
     from .keys import LockKey
     from .waiting import WaitingRoom
@@ -43,6 +44,8 @@ class Hold:
         "fencing_token",
         "generation",
         "granted_expiry",
+        "in_flight",
+        "keep_until",
         "key",
         "latest_end",
         "name",
@@ -71,16 +74,19 @@ class Hold:
         self.started = self.deadline = 0.0
         self.renew_at = self.latest_end = math.inf
         self.renews = False
+        #: Until when the lock stays taken although its holder is done; on the local clock.
+        self.keep_until = 0.0
         self.on_lost: Callable[[], None] | None = None
+        #: A verb for this hold that nobody waits for any more, because its caller was cancelled.
+        self.in_flight: Future[Any] | None = None
         self._end: dict[str, list[End]] = {}
 
-    def grant(self, grant: Grant, sent: float, *, renews: bool, at_most: float | None) -> None:
-        """The request that was sent at ``sent`` won."""
+    def grant(self, grant: Grant, *, renews: bool) -> None:
+        """The request that was sent at ``started`` won."""
         self.fencing_token = grant.fencing_token
         self.acquired_at = grant.acquired_at
         self.granted_expiry = grant.expires_at
-        self.started = sent
-        self.latest_end = math.inf if at_most is None else sent + at_most
+        sent = self.started
         if self.backend.leases:
             self.deadline = sent + self.ttl
             self.renews = renews
@@ -89,6 +95,10 @@ class Hold:
             self.deadline = math.inf
             self.renews = True  # is looked at, whether or not its block renews
             self.renew_at = sent + SESSION_WATCH_SECONDS
+
+    def next_ttl(self) -> float:
+        """For how long to extend the lease now: never beyond the moment when it must end."""
+        return self.ttl if self.latest_end == math.inf else min(self.ttl, max(self.latest_end - clock.now(), 0.001))
 
     def extended(self, sent: float, ttl: float) -> None:
         """An extension that was sent at ``sent`` was granted. Extensions never shorten, here as at the storage."""

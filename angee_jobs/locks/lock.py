@@ -1,40 +1,36 @@
-"""``Lock``, and the ways to use it: policy, once for all backends.
+"""``Lock``: one lock on one key, for threads and for coroutines.
 
-What a lock does is written as generators of steps (see ``waiting.py``), so that a thread and a coroutine follow the
-same rules and differ only in how they wait.
-
-An exception may strike at any instruction: a signal handler's (Celery's soft time limit is one), or a cancellation.
-So a hold, with its owner id, exists before the request that may win it, and whoever is struck between the request and
-the moment when the hold is known hands it to the renewal thread, which releases by owner id whatever came of it.
+What it does is in ``policy.py``; here is how its users see it, and how blocks are entered and left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import threading
 from datetime import datetime
-from typing import Self
+from typing import Any, Self
 
-from . import clock, signals
-from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, Grant, HandleBackend, describe_holder, lost
+from . import clock
+from .backends.base import VERB_SECONDS, BaseLockBackend
 from .conf import lock_backends
-from .errors import LockBackendError, LockLostError, LockNotAcquiredError
+from .errors import LockBackendError, LockLostError
 from .guard import GUARD_SECONDS, guard
 from .hold import End, Hold
 from .keys import LockKey, as_lock_key
+from .policy import acquire_steps, adopt_steps, detach_steps, extend_steps, finish_steps, lost
 from .renewal import renewer
-from .transactions import Binding, current_transactions
-from .transactions import settle as settle_transactions
+from .steps import Call, Steps, TaskBell, ThreadBell, arun, run
+from .transactions import Binding, Transaction, current_transactions, transactions_of_task
 from .types import LockInfo, Seconds, lease_seconds, wait_seconds
-from .waiting import Bell, Call, Steps, ThreadBell, room_of, run, wait_in_line
+from .waiting import room_of
 
-logger = logging.getLogger("angee_jobs.locks")
+#: An open block: the thread or task that entered it, its hold unless it was refused, and what binds that.
+_Block = tuple[int, Hold | None, Binding | None]
 
 
 class Lock:
-    """A lock on one key: made by :func:`lock`, taken by ``with`` or :meth:`acquire`.
+    """A lock on one key: made by :func:`lock`, taken by ``with``, ``async with``, or :meth:`acquire`.
 
     It has one hold at a time and can be used again after a release or a loss. It may be handed between threads. All
     requests raise :class:`LockBackendError` if the backend cannot be reached or gives no answer in time.
@@ -47,6 +43,9 @@ class Lock:
         timeout: Seconds | None = None,
         ttl: Seconds | None = None,
         auto_extend: bool = True,
+        hold_at_least: Seconds | None = None,
+        hold_at_most: Seconds | None = None,
+        cancel_on_loss: bool = False,
         note: str = "",
         backend: str | BaseLockBackend = "default",
     ) -> None:
@@ -55,11 +54,18 @@ class Lock:
         self._timeout = wait_seconds(timeout)
         self._ttl = None if ttl is None else lease_seconds(ttl)
         self._auto_extend = auto_extend
+        self._at_least = None if hold_at_least is None else lease_seconds(hold_at_least, "hold_at_least")
+        self._at_most = None if hold_at_most is None else lease_seconds(hold_at_most, "hold_at_most")
+        if self._at_least is not None and self._at_most is not None and self._at_least > self._at_most:
+            raise ValueError(f"hold_at_least ({hold_at_least!r}) is longer than hold_at_most ({hold_at_most!r})")
+        self._cancel_on_loss = cancel_on_loss
         self._note = note
         self._backend = backend
         self._hold: Hold | None = None
+        #: A hold that was attached and waits for the block that it is meant for.
+        self._attached = False
         #: The blocks that are open, by the thread or task that entered them.
-        self._blocks: list[tuple[int, Hold | None, Binding | None]] = []
+        self._blocks: list[_Block] = []
 
     # Taking and giving up.
 
@@ -79,8 +85,21 @@ class Lock:
                 finally:
                     billing.release()
         """
-        wait = self._timeout if timeout is None else wait_seconds(timeout)
-        return run(self._acquire_steps(wait, False, ThreadBell)) is not None
+        before = self._hold, [*self._blocks]
+        try:
+            return run(self._acquire_steps(self._wait(timeout), ThreadBell)) is not None
+        except BaseException:
+            self._undo(*before)
+            raise
+
+    async def aacquire(self, timeout: Seconds | None = None) -> bool:  # noqa: ASYNC109  the total wait, as in acquire
+        """:meth:`acquire` for a coroutine: waiting takes no thread, and a cancellation leaves nothing behind."""
+        before = self._hold, [*self._blocks]
+        try:
+            return await arun(self._acquire_steps(self._wait(timeout), TaskBell)) is not None
+        except BaseException:
+            self._undo(*before)
+            raise
 
     def release(self) -> bool:
         """Give up the hold now; False if there is none, or if it was lost.
@@ -88,7 +107,12 @@ class Lock:
         Frees the lock also where the end of a block would keep it until the transaction's commit.
         """
         hold = self._hold
-        return hold is not None and run(_finish_steps(hold)) is End.RELEASED
+        return hold is not None and run(finish_steps(hold)) is End.RELEASED
+
+    async def arelease(self) -> bool:
+        """:meth:`release` for a coroutine."""
+        hold = self._hold
+        return hold is not None and await arun(finish_steps(hold)) is End.RELEASED
 
     def extend(self, ttl: Seconds | None = None) -> bool:
         """Let the lease end ``ttl`` seconds from now (without one: the lock's own), or when it would have if later.
@@ -97,7 +121,31 @@ class Lock:
         """
         seconds = None if ttl is None else lease_seconds(ttl)
         hold = self._hold
-        return hold is not None and run(self._extend_steps(hold, seconds))
+        return hold is not None and self.held and run(extend_steps(hold, seconds))
+
+    async def aextend(self, ttl: Seconds | None = None) -> bool:
+        """:meth:`extend` for a coroutine."""
+        seconds = None if ttl is None else lease_seconds(ttl)
+        hold = self._hold
+        return hold is not None and self.held and await arun(extend_steps(hold, seconds))
+
+    def detach(self, ttl: Seconds | None = None) -> str:
+        """Let go of the hold without freeing the lock; the owner id with which another process can attach it, once.
+
+        Unless that is done within ``ttl`` seconds (without one: the lock's own), the lock comes free: choose it longer
+        than the queue's delay. LockLostError if there is no hold; ImproperlyConfigured for a session lock, which
+        cannot leave its process. Whoever knows the owner id can release the lock: send it to the task, do not log it.
+
+        Example::
+
+            export = lock(f"export-{report.pk}", backend="leases")
+            if export.acquire():
+                make_report.enqueue(report.pk, export.detach(ttl=3600))
+        """
+        seconds = None if ttl is None else lease_seconds(ttl)
+        self.check()
+        assert self._hold is not None
+        return run(detach_steps(self._hold, seconds, self._note))
 
     # What is known of the hold.
 
@@ -134,17 +182,17 @@ class Lock:
 
     @property
     def owner_id(self) -> str | None:
-        """The secret of the hold: whoever knows it can extend or release. None without a hold. Do not log it."""
+        """The secret of the hold: whoever knows it can extend or release. None before the first. Do not log it."""
         return self._hold.owner if self._hold is not None else None
 
     @property
     def fencing_token(self) -> int | None:
-        """Larger than that of every earlier hold of the key; None without a hold."""
+        """Larger than that of every earlier hold of the key; None before the first hold."""
         return self._hold.fencing_token if self._hold is not None else None
 
     @property
     def acquired_at(self) -> datetime | None:
-        """When the hold was granted, aware, by the backend's clock; None without a hold."""
+        """When the hold was granted, aware, by the backend's clock; None before the first hold."""
         return self._hold.granted_at if self._hold is not None else None
 
     @property
@@ -154,13 +202,11 @@ class Lock:
 
     def info(self) -> LockInfo | None:
         """Ask the backend for this hold, with its owner id; None if it is gone."""
-        hold = self._hold
-        if hold is None or hold.ended:
-            return None
-        record = hold.backend.inspect(hold.name, clock.now() + VERB_SECONDS)
-        if record is None or record.fencing_token != hold.fencing_token:
-            return None
-        return hold.backend.info(record, owner_id=hold.owner)
+        return run(self._info_steps())
+
+    async def ainfo(self) -> LockInfo | None:
+        """:meth:`info` for a coroutine."""
+        return await arun(self._info_steps())
 
     def guard(
         self, using: str = "default", timeout: Seconds = GUARD_SECONDS
@@ -195,71 +241,99 @@ class Lock:
     def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         self._leave(exc)
 
+    async def __aenter__(self) -> Self:
+        await self._aenter(raises=True)
+        return self
+
+    async def __aexit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        await self._aleave(exc)
+
     def _enter(self, *, raises: bool) -> bool:
         """Enter a block; False if refused, or LockNotAcquiredError if ``raises``."""
-        before = self._hold
-        binding: Binding | None = None
+        if self._cancel_on_loss:
+            raise ValueError("cancel_on_loss cancels a task: it needs async with")
+        before = self._hold, [*self._blocks]
         try:
-            mine = current_transactions()
-            if mine:
-                binding = room_of(self._verbs()).bindings.get(self.name)
-                if binding is not None and binding.take_again(mine):
-                    self._hold = binding.hold
-                    self._blocks.append((_caller(), binding.hold, binding))
-                    return True
-                binding = None
-            hold = run(self._acquire_steps(self._timeout, self._auto_extend, ThreadBell, raises=raises))
-            if hold is not None and mine:
-                binding = Binding(hold, mine, lambda hold: run(_finish_steps(hold)) is not End.LOST)
-            self._blocks.append((_caller(), hold, binding))
-            return hold is not None
+            return run(self._enter_steps(current_transactions(), ThreadBell, raises))
         except BaseException:
-            # The body will not run, nor will the block be left.
-            hold = self._hold
-            if hold is not None and hold is not before:
-                self._blocks[:] = [block for block in self._blocks if block[1] is not hold]
-                if binding is not None:
-                    binding.block_open = False  # the hold is the transaction's, which may have had it before
-                else:
-                    renewer.abandon(hold)
+            self._undo(*before)
+            raise
+
+    async def _aenter(self, *, raises: bool) -> bool:
+        before = self._hold, [*self._blocks]
+        try:
+            entered = await arun(self._enter_steps(await transactions_of_task(), TaskBell, raises))
+            if entered and self._cancel_on_loss:
+                hold = self._block_of_caller()[1]
+                assert hold is not None
+                hold.on_lost = cancel = _Canceller()
+                if hold.ended is End.LOST:
+                    cancel()
+            return entered
+        except BaseException:
+            self._undo(*before)
             raise
 
     def _leave(self, exc: BaseException | None) -> None:
         """Leave the block. The body's exception is never hidden; what else went wrong becomes a note of it."""
-        block: tuple[int, Hold | None, Binding | None] | None = None
         try:
-            block = self._block_of_caller()
-            _, hold, binding = block
-            if hold is None or hold.foreign:
-                return  # refused, or a forked child that leaves its parent's block
-            if not hold.ended and hold.over:
-                renewer.lose(hold, "its lease ran out before it could be renewed")
-            if hold.ended is not None:
-                if binding is not None:
-                    binding.drop()
-            elif binding is not None:
-                binding.leave_block()
-            else:
-                run(_finish_steps(hold))
-        except LockBackendError as error:
-            if exc is None:
-                raise
-            exc.add_note(f"The lock {self.name} could not be released: {error}")
-            return
-        except BaseException:
-            hold = (block or self._block_of_caller())[1]
-            if hold is not None:
-                renewer.abandon(hold)
+            hold = run(self._leave_steps(exc))
+        except LockBackendError:
             raise
-        finally:
-            if block in self._blocks:
-                self._blocks.remove(block)
-        if hold.ended is End.LOST:
+        except BaseException:
+            self._abandon_block()
+            raise
+        self._tell_body(hold, exc)
+
+    async def _aleave(self, exc: BaseException | None) -> None:
+        if isinstance(exc, GeneratorExit):  # the coroutine is being thrown away, and may not wait
+            self._abandon_block()
+            return
+        try:
+            hold = await arun(self._leave_steps(exc))
+        except LockBackendError:
+            raise
+        except BaseException:
+            self._abandon_block()
+            raise
+        if hold is not None and isinstance(hold.on_lost, _Canceller) and hold.on_lost.disarm(exc):
+            raise lost(self.name) from exc
+        self._tell_body(hold, exc)
+
+    def _tell_body(self, hold: Hold | None, exc: BaseException | None) -> None:
+        if hold is not None and hold.ended is End.LOST:
             if exc is None:
                 raise lost(self.name)
             exc.add_note(f"The lock {self.name} had been lost before the block was left")
 
-    def _block_of_caller(self) -> tuple[int, Hold | None, Binding | None]:
+    def _undo(self, hold_before: Hold | None, blocks_before: list[_Block]) -> None:
+        """Struck while entering: the body will not run, nor will the block be left."""
+        entered = [block for block in self._blocks if block not in blocks_before and block[0] == _caller()]
+        for block in entered:
+            self._blocks.remove(block)
+        hold = entered[0][1] if entered else self._hold
+        if hold is None or (hold is hold_before and not entered):
+            return
+        binding = hold.room.bindings.get(hold.name)
+        if binding is not None and binding.hold is hold:
+            binding.block_open = False  # the hold is the transaction's, which may have had it before
+        else:
+            renewer.abandon(hold)
+
+    def _abandon_block(self) -> None:
+        """Struck while leaving: whatever is left of the hold, the renewal thread gives it up."""
+        block = self._block_of_caller()
+        if block in self._blocks:
+            self._blocks.remove(block)
+        _, hold, binding = block
+        if hold is None:
+            hold = self._hold
+        if hold is not None and not hold.foreign and (binding is None or not binding.pending):
+            renewer.abandon(hold)
+        elif binding is not None:
+            binding.block_open = False
+
+    def _block_of_caller(self) -> _Block:
         """The innermost open block of the calling thread or task, or just the innermost: generators wander."""
         caller = _caller()
         for block in reversed(self._blocks):
@@ -277,152 +351,148 @@ class Lock:
                 # Finalizers run anywhere: leave a note, wait for nothing.
                 renewer.abandon(hold)
 
-    # The policy, as steps.
+    # As steps.
 
     def _verbs(self) -> BaseLockBackend:
         backend = self._backend
         return lock_backends.verbs(backend) if isinstance(backend, str) else backend
 
+    def _wait(self, timeout: Seconds | None) -> float | None:
+        return self._timeout if timeout is None else wait_seconds(timeout)
+
+    def _take(self, hold: Hold) -> None:
+        self._hold = hold
+
     def _acquire_steps(
-        self, wait: float | None, renews: bool, make_bell: type[ThreadBell], *, raises: bool = False
+        self, wait: float | None, make_bell: Any, *, renews: bool = False, raises: bool = False
     ) -> Steps[Hold | None]:
-        """The new hold, or None if refused."""
-        backend = self._verbs()
-        name = self.name
-        room = room_of(backend)
-        hold = Hold(self.key, name, backend, room, self._ttl or backend.ttl)
-        holder = describe_holder(self._note)
-        began = clock.now()
-
-        def attempt(deadline: float) -> Grant | None:
-            hold.started = clock.now()
-            return backend.acquire(name, hold.owner, hold.ttl, holder, deadline)
-
-        try:
-            limit = began + VERB_SECONDS if not wait else began + min(wait, VERB_SECONDS)
-            grant: Grant | None = None
-            if isinstance(backend, HandleBackend):
-                hold.started = began
-                grant = yield Call(backend.acquire_within, self.key, hold.owner, wait)
-                wait = None
-            elif not wait or name not in room.lines:  # a newcomer who will wait does not overtake those who do
-                grant = yield Call(attempt, limit)
-                if grant is None and room.bindings:
-                    settle_transactions()  # the holder's transaction may be over without anybody having noticed
-                    grant = yield Call(attempt, limit)
-            if grant is None and wait:
-                bell: Bell = make_bell()
-                grant = yield from wait_in_line(room, name, began + wait, bell, attempt)
-            if grant is None:
-                yield from self._refused_steps(backend, clock.now() - began, raises)
-                return None
-            hold.grant(grant, hold.started, renews=renews, at_most=None)
-            renewer.add(hold)
-            self._hold = hold
-            signals.tell(
-                signals.lock_acquired,
-                type(backend),
-                key=self.key,
-                backend=backend.alias,
-                fencing_token=hold.fencing_token,
-                waited=clock.now() - began,
-            )
-            return hold
-        except LockNotAcquiredError:
-            raise
-        except LockBackendError as error:
-            if error.uncertain:
-                renewer.ensure_running()
-                renewer.abandon(hold)
-            raise
-        except BaseException:
-            renewer.ensure_running()
-            renewer.abandon(hold)
-            raise
-
-    def _refused_steps(self, backend: BaseLockBackend, waited: float, raises: bool) -> Steps[None]:
-        """Make the refusal visible; the holder is looked up only if somebody is going to see it."""
-        holder: LockInfo | None = None
-        if raises or signals.lock_refused.receivers or logger.isEnabledFor(logging.INFO):
-            holder = yield Call(_look, backend, self.name)
-        who = f", held by {holder.holder}" if holder is not None and holder.holder is not None else ""
-        logger.info("Refused the lock %s after %.3f s%s", self.name, waited, who)
-        signals.tell(
-            signals.lock_refused,
-            type(backend),
-            key=self.key,
-            backend=backend.alias,
-            waited=waited,
-            holder=holder,
+        return acquire_steps(
+            self._verbs(),
+            self.key,
+            self.name,
+            wait=wait,
+            ttl=self._ttl,
+            note=self._note,
+            renews=renews,
+            at_least=self._at_least,
+            at_most=self._at_most,
+            make_bell=make_bell,
+            raises=raises,
+            take=self._take,
         )
-        if raises:
-            raise LockNotAcquiredError(f"The lock {self.name} is taken{who}", name=self.name, holder=holder)
 
-    def _extend_steps(self, hold: Hold, ttl: float | None) -> Steps[bool]:
-        if not self.held:
+    def _enter_steps(self, mine: list[Transaction], make_bell: Any, raises: bool) -> Steps[bool]:
+        binding: Binding | None = None
+        hold: Hold | None
+        if self._attached and self.held:
+            self._attached = False
+            hold = self._hold
+            assert hold is not None
+            if self._auto_extend:
+                renewer.start_renewing(hold)
+        else:
+            if mine:
+                binding = room_of(self._verbs()).bindings.get(self.name)
+                if binding is not None and binding.take_again(mine):
+                    self._hold = binding.hold
+                    self._blocks.append((_caller(), binding.hold, binding))
+                    return True
+                binding = None
+            hold = yield from self._acquire_steps(self._timeout, make_bell, renews=self._auto_extend, raises=raises)
+        if hold is not None and mine:
+            binding = Binding(hold, mine, lambda hold: run(finish_steps(hold)) is not End.LOST)
+        self._blocks.append((_caller(), hold, binding))
+        return hold is not None
+
+    def _leave_steps(self, exc: BaseException | None) -> Steps[Hold | None]:
+        """Leave the caller's block; its hold, or None if there is nothing to tell of one."""
+        block = self._block_of_caller()
+        _, hold, binding = block
+        try:
+            if hold is None or hold.foreign:
+                return None  # refused, or a forked child that leaves its parent's block
+            if not hold.ended and hold.over:
+                renewer.lose(hold, "its lease ran out before it could be renewed")
+            if binding is not None and hold.ended is None and binding.leave_block():
+                return hold  # the hold belongs to the transaction now
+            if binding is not None:
+                binding.drop()
+            if hold.ended is None:
+                yield from finish_steps(hold)
+            return hold
+        except LockBackendError as error:
+            if exc is None:
+                raise
+            exc.add_note(f"The lock {self.name} could not be released: {error}")
+            return None
+        finally:
+            if block in self._blocks:
+                self._blocks.remove(block)
+
+    def _info_steps(self) -> Steps[LockInfo | None]:
+        hold = self._hold
+        if hold is None or hold.ended:
+            return None
+        record = yield Call(hold.backend.inspect, hold.name, clock.now() + VERB_SECONDS)
+        if record is None or record.fencing_token != hold.fencing_token:
+            return None
+        return hold.backend.info(record, owner_id=hold.owner)
+
+
+class _Canceller:
+    """Cancels the task that made it when the lock is lost, and tells that cancellation from any other."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._armed = True
+        self._cancelled = False
+
+    def __call__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._armed and self._task is not None:
+            self._cancelled = self._task.cancel("The lock was lost")
+
+    def disarm(self, exc: BaseException | None) -> bool:
+        """The block is left: take our cancellation back; True if ``exc`` is that one, and nobody else's."""
+        self._armed = False
+        if not self._cancelled or self._task is None:
             return False
-        seconds = ttl or hold.ttl
-        sent = clock.now()
-        limit = min(sent + VERB_SECONDS, hold.deadline)
-        extended = yield Call(hold.backend.extend, [Extension(hold.name, hold.owner, seconds)], limit)
-        if hold.owner not in extended:
-            renewer.lose(hold, "the backend does not know it any more")
-            return False
-        if hold.ended:
-            if hold.ended is End.LOST:  # told meanwhile: it may not come back
-                renewer.abandon(hold)
-            return False
-        hold.extended(sent, seconds)
-        return True
+        return self._task.uncancel() == 0 and isinstance(exc, asyncio.CancelledError)
 
 
-def _finish_steps(hold: Hold) -> Steps[End | None]:
-    """Give up ``hold``: RELEASED, LOST if it was gone already, or None if somebody else has ended it."""
-    if hold.foreign:
-        return None
-    try:
-        if hold.ended is None and hold.over:
-            renewer.lose(hold, "its lease ran out before it could be renewed")
-            return End.LOST
-        if not hold.end(End.RELEASED):
-            return End.LOST if hold.ended is End.LOST else None
-        renewer.forget(hold)
-        sent = clock.now()
-        limit = min(sent + VERB_SECONDS, max(hold.deadline, sent + 0.25))
-        released = yield Call(hold.backend.release, hold.name, hold.owner, limit)
-        if not released:
-            hold.found_lost()
-            renewer.tell_loss(hold, "the backend did not know it any more when it was released")
-            return End.LOST
-    except LockBackendError as error:
-        renewer.abandon(hold)
-        if hold.over:
-            hold.found_lost()
-            renewer.tell_loss(hold, f"its lease ran out while it could not be released: {error}")
-            return End.LOST
-        raise
-    except BaseException:
-        renewer.abandon(hold)
-        raise
-    hold.room.changed(hold.name)
-    signals.tell(
-        signals.lock_released,
-        type(hold.backend),
-        key=hold.key,
-        backend=hold.backend.alias,
-        fencing_token=hold.fencing_token,
-        held_for=clock.now() - hold.started,
-    )
-    return End.RELEASED
+def attach_lock(
+    key: LockKey | str,
+    owner_id: str,
+    *,
+    ttl: Seconds | None = None,
+    auto_extend: bool = True,
+    note: str = "",
+    backend: str = "default",
+) -> Lock:
+    """Adopt a hold that was detached, here or in another process; a :class:`Lock` that holds it.
 
+    The owner id changes in the same step, so this works once: a second delivery of the same message gets
+    LockLostError, and so does one that comes after the time given to ``detach``. From now on the lease is ``ttl``
+    seconds (without one: the backend's). A ``with`` block over the result renews it and releases it at its end.
 
-def _look(backend: BaseLockBackend, name: str) -> LockInfo | None:
-    """Who holds ``name``, for a message: None also if that cannot be told."""
-    try:
-        record = backend.inspect(name, clock.now() + 1.0)
-    except Exception:
-        return None
-    return None if record is None else backend.info(record)
+    Example::
+
+        @task
+        def make_report(report_id, owner_id):
+            with attach_lock(f"export-{report_id}", owner_id, backend="leases"):
+                ...
+    """
+    attached = Lock(key, ttl=ttl, auto_extend=auto_extend, note=note, backend=backend)
+    if not isinstance(owner_id, str) or not owner_id:
+        raise TypeError("owner_id must be the text that detach() returned")
+    steps = adopt_steps(attached._verbs(), attached.key, attached.name, owner_id, ttl=attached._ttl, note=note)
+    attached._hold = run(steps)
+    attached._attached = True
+    return attached
 
 
 def _caller() -> int:

@@ -80,6 +80,13 @@ class Renewer:
         elif hold.due < self._wakes_at:
             self._notes.put(None)
 
+    def start_renewing(self, hold: Hold) -> None:
+        """Renew ``hold`` from now on, which so far was only watched."""
+        if hold.backend.leases:
+            hold.renews = True
+            hold.renew_at = clock.now()  # how old its lease is, who knows
+            self._notes.put(None)
+
     def forget(self, hold: Hold) -> None:
         self.holds.pop(hold, None)
 
@@ -140,11 +147,11 @@ class Renewer:
         now = clock.now()
         due: dict[BaseLockBackend, list[Hold]] = {}
         for hold in list(self.holds):
-            if now >= hold.deadline:
-                self.lose(hold, "its lease ran out before it could be renewed")
-            elif now >= hold.latest_end:
+            if now >= hold.latest_end:
                 self.lose(hold, "it was held for longer than hold_at_most")
                 self.abandon(hold)
+            elif now >= hold.deadline:
+                self.lose(hold, "its lease ran out before it could be renewed")
             elif now >= hold.renew_at:
                 due.setdefault(hold.backend, [])
         for hold in list(self.holds):
@@ -153,7 +160,9 @@ class Renewer:
                 due[hold.backend].append(hold)
         leftovers: dict[BaseLockBackend, list[_Abandoned]] = {}
         for left in self._abandoned:
-            if now >= left.next_try:
+            if left.hold.in_flight is not None and not left.hold.in_flight.done():
+                left.next_try = now + 0.05  # a release that overtakes its acquire would release nothing
+            elif now >= left.next_try:
                 leftovers.setdefault(left.hold.backend, []).append(left)
         for backend in due.keys() | leftovers.keys():
             if backend not in self._busy:
@@ -209,7 +218,7 @@ class Renewer:
         sent = clock.now()
         limit = min(min(hold.deadline for hold in holds), sent + patience)
         try:
-            extended = set(backend.extend([Extension(hold.name, hold.owner, hold.ttl) for hold in holds], limit))
+            extended = set(backend.extend([Extension(hold.name, hold.owner, hold.next_ttl()) for hold in holds], limit))
         except LockBackendError:
             raise
         except Exception:
@@ -228,7 +237,7 @@ class Renewer:
             elif hold.ended is End.LOST:
                 self.abandon(hold)  # told as lost while the call was under way: it may not come back
             else:
-                hold.extended(sent, hold.ttl)
+                hold.extended(sent, hold.next_ttl())
                 hold.renew_at = sent + (hold.ttl / 3 if backend.leases else SESSION_WATCH_SECONDS)
 
     def _give_up(self, left: _Abandoned, patience: float) -> None:

@@ -12,11 +12,13 @@ test's author. There, nothing is registered, and the outermost atomic that is no
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
 
 from .errors import LockBackendError
@@ -98,12 +100,11 @@ class Binding:
         return [each for each in self._transactions if not each.over]
 
     def leave_block(self) -> bool:
-        """The block is over; False if the hold turned out to be lost."""
-        if self.pending:
-            self.block_open = False
-            return True  # the hold belongs to the transaction now
-        self.drop()
-        return self._finish(self.hold)
+        """The block is over; True if the hold now belongs to a transaction, which will end it."""
+        if not self.pending:
+            return False
+        self.block_open = False
+        return True
 
     def take_again(self, transactions: list[Transaction]) -> bool:
         """Let another block of the very transaction that has the hold have it; False if it may not."""
@@ -171,3 +172,15 @@ def current_transactions() -> list[Transaction]:
                 connection.alias,
             )
     return found
+
+
+async def transactions_of_task() -> list[Transaction]:
+    """The same for a coroutine.
+
+    Under ``async_to_sync`` the coroutine itself sees no transaction: the thread that waits for it has it, and is asked.
+    """
+    loop = asyncio.get_running_loop()
+    waiting_thread = getattr(AsyncToSync.executors, "current", None) or AsyncToSync.loop_thread_executors.get(loop)
+    if waiting_thread is None:
+        return current_transactions()
+    return await sync_to_async(current_transactions)()

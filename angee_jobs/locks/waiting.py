@@ -3,26 +3,25 @@
 All waiters of one process for one key stand in a line. Only the head of the line asks the backend; it sleeps until
 it is rung: by a release in this process, by the process's one watcher thread, which hears or looks for releases in
 others, or by the fallback interval, which bounds what a lost wake-up costs. The others sleep until they are the head.
-
-The policy is written once, as a generator of steps. A thread runs the steps by blocking, a coroutine by awaiting.
 """
 
 from __future__ import annotations
 
 import collections
 import logging
-import queue
 import threading
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from . import clock
 from .backends.base import VERB_SECONDS, BaseLockBackend, Grant
 from .conf import in_test_run
 from .errors import LockBackendError
 from .renewal import renewer
+from .steps import Bell, Call, Sleep, Steps
 
 if TYPE_CHECKING:
+    from .hold import Hold
     from .transactions import Binding
 
 logger = logging.getLogger("angee_jobs.locks")
@@ -33,80 +32,6 @@ FALLBACK_SECONDS = 1.0
 LINGER_SECONDS = 5.0
 #: A call that was given less time than this and did not make it says nothing about the health of the backend.
 FAIR_CHANCE_SECONDS = 0.25
-
-
-class Bell(Protocol):
-    """Wakes one waiter. Rung from any thread; a ring before the wait counts."""
-
-    def ring(self) -> None: ...
-
-
-class ThreadBell:
-    """A bell for a thread. SimpleQueue is C, so an exception of a signal handler cannot leave it half-way."""
-
-    __slots__ = ("_rings",)
-
-    def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
-
-    def ring(self) -> None:
-        self._rings.put(None)
-
-    def wait(self, seconds: float) -> None:
-        try:
-            self._rings.get(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
-            while True:
-                self._rings.get_nowait()
-        except queue.Empty:
-            pass
-
-
-class Call:
-    """Step: call a verb of the backend."""
-
-    __slots__ = ("args", "verb")
-
-    def __init__(self, verb: Callable[..., Any], *args: Any) -> None:
-        self.verb = verb
-        self.args = args
-
-    def run(self) -> Any:
-        return self.verb(*self.args)
-
-
-class Sleep:
-    """Step: sleep until the bell rings, at most ``seconds``."""
-
-    __slots__ = ("bell", "seconds")
-
-    def __init__(self, bell: Bell, seconds: float) -> None:
-        self.bell = bell
-        self.seconds = seconds
-
-    def run(self) -> None:
-        assert isinstance(self.bell, ThreadBell)
-        self.bell.wait(self.seconds)
-
-
-Result = TypeVar("Result")
-Steps = Generator[Call | Sleep, Any, Result]
-
-
-def run(steps: Steps[Result]) -> Result:
-    """Run the steps in this thread."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                answer = step.run()
-            except BaseException as error:
-                step = steps.throw(error)
-            else:
-                step = steps.send(answer)
-    except StopIteration as end:
-        return end.value  # type: ignore[no-any-return]
-    finally:
-        steps.close()
 
 
 class Line:
@@ -229,15 +154,16 @@ class WaitingRoom:
 
 def wait_in_line(
     room: WaitingRoom,
-    name: str,
+    hold: Hold,
     deadline: float,
     bell: Bell,
     attempt: Callable[[float], Grant | None],
 ) -> Steps[Grant | None]:
     """Wait for a lock that was just refused: its grant, or None at ``deadline``.
 
-    ``attempt`` makes one try, given a deadline of its own.
+    ``attempt`` makes one try for ``hold``, given a deadline of its own.
     """
+    name = hold.name
     ticket = room.join(name, bell)
     line = ticket.line
     try:
@@ -255,7 +181,7 @@ def wait_in_line(
                 remaining = yield Call(room.backend.remaining, name, min(deadline, started + VERB_SECONDS))
                 if remaining is None:
                     started = line.calling_since = clock.now()
-                    grant: Grant | None = yield Call(attempt, min(deadline, started + VERB_SECONDS))
+                    grant: Grant | None = yield Call(attempt, min(deadline, started + VERB_SECONDS), hold=hold)
                     if grant is not None:
                         return grant
             except LockBackendError:

@@ -1,0 +1,248 @@
+"""What a lock does, as steps (see ``steps.py``): take a hold, extend it, hand it over, give it up.
+
+An exception may strike at any instruction: a signal handler's (Celery's soft time limit is one), or a cancellation.
+So a hold, with its owner id, exists before the request that may win it, and whoever is struck between the request and
+the moment when the hold is known hands it to the renewal thread, which releases by owner id whatever came of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING
+
+from django.core.exceptions import ImproperlyConfigured
+
+from . import clock, signals
+from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, Grant, HandleBackend, describe_holder
+from .errors import LockBackendError, LockLostError, LockNotAcquiredError
+from .hold import End, Hold
+from .renewal import renewer
+from .steps import Call, Steps
+from .transactions import settle
+from .waiting import room_of, wait_in_line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .keys import LockKey
+    from .steps import Bell
+    from .types import LockInfo
+
+logger = logging.getLogger("angee_jobs.locks")
+
+
+def lost(name: str) -> LockLostError:
+    return LockLostError(f"The hold of {name} ended before it was released", name=name)
+
+
+def leases_only(backend: BaseLockBackend, what: str) -> None:
+    """ImproperlyConfigured if ``backend`` holds by connections, where ``what`` cannot be done."""
+    if not backend.leases:
+        raise ImproperlyConfigured(
+            f"{what} needs a lease, and the locks of {backend.alias!r} ({type(backend).__name__}) live and die with "
+            f"a connection of this process. Use backend= with an alias of TableLockBackend or RedisLockBackend."
+        )
+
+
+def acquire_steps(
+    backend: BaseLockBackend,
+    key: LockKey,
+    name: str,
+    *,
+    wait: float | None,
+    ttl: float | None,
+    note: str,
+    renews: bool,
+    at_least: float | None,
+    at_most: float | None,
+    make_bell: Callable[[], Bell],
+    raises: bool,
+    take: Callable[[Hold], None],
+) -> Steps[Hold | None]:
+    """The new hold, after ``take`` was told of it; None if refused, or LockNotAcquiredError if ``raises``."""
+    if at_least is not None:
+        leases_only(backend, "hold_at_least")
+    room = room_of(backend)
+    seconds = ttl or backend.ttl
+    hold = Hold(key, name, backend, room, seconds if at_most is None else min(seconds, at_most))
+    holder = describe_holder(note)
+    began = clock.now()
+
+    def attempt(deadline: float) -> Grant | None:
+        hold.started = clock.now()
+        return backend.acquire(name, hold.owner, hold.ttl, holder, deadline)
+
+    try:
+        limit = began + VERB_SECONDS if not wait else began + min(wait, VERB_SECONDS)
+        grant: Grant | None = None
+        if isinstance(backend, HandleBackend):
+            hold.started = began
+            grant = yield Call(backend.acquire_within, key, hold.owner, wait, hold=hold)
+            wait = None
+        elif not wait or name not in room.lines:  # a newcomer who will wait does not overtake those who do
+            grant = yield Call(attempt, limit, hold=hold)
+            if grant is None and room.bindings:
+                settle()  # the holder's transaction may be over without anybody having noticed
+                grant = yield Call(attempt, limit, hold=hold)
+        if grant is None and wait:
+            grant = yield from wait_in_line(room, hold, began + wait, make_bell(), attempt)
+        if grant is None:
+            yield from _refused_steps(backend, key, name, clock.now() - began, raises)
+            return None
+        if at_least is not None:
+            hold.keep_until = hold.started + at_least
+        if at_most is not None:
+            hold.latest_end = hold.started + at_most
+        hold.grant(grant, renews=renews)
+        renewer.add(hold)
+        take(hold)
+        signals.tell(
+            signals.lock_acquired,
+            type(backend),
+            key=key,
+            backend=backend.alias,
+            fencing_token=hold.fencing_token,
+            waited=clock.now() - began,
+        )
+        return hold
+    except LockNotAcquiredError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, LockBackendError) or error.uncertain:
+            renewer.ensure_running()
+            renewer.abandon(hold)
+        raise
+
+
+def _refused_steps(backend: BaseLockBackend, key: LockKey, name: str, waited: float, raises: bool) -> Steps[None]:
+    """Make the refusal visible; the holder is looked up only if somebody is going to see it."""
+    holder: LockInfo | None = None
+    if raises or signals.lock_refused.receivers or logger.isEnabledFor(logging.INFO):
+        holder = yield Call(_look, backend, name)
+    who = f", held by {holder.holder}" if holder is not None and holder.holder is not None else ""
+    logger.info("Refused the lock %s after %.3f s%s", name, waited, who)
+    signals.tell(signals.lock_refused, type(backend), key=key, backend=backend.alias, waited=waited, holder=holder)
+    if raises:
+        raise LockNotAcquiredError(f"The lock {name} is taken{who}", name=name, holder=holder)
+
+
+def _look(backend: BaseLockBackend, name: str) -> LockInfo | None:
+    """Who holds ``name``, for a message: None also if that cannot be told."""
+    try:
+        record = backend.inspect(name, clock.now() + 1.0)
+    except Exception:
+        return None
+    return None if record is None else backend.info(record)
+
+
+def adopt_steps(
+    backend: BaseLockBackend, key: LockKey, name: str, owner: str, *, ttl: float | None, note: str
+) -> Steps[Hold]:
+    """The hold that takes the place of the detached one of ``owner``; LockLostError if that is gone."""
+    leases_only(backend, "attach_lock()")
+    hold = Hold(key, name, backend, room_of(backend), ttl or backend.ttl)
+    try:
+        hold.started = clock.now()
+        limit = hold.started + VERB_SECONDS
+        grant: Grant | None = yield Call(
+            backend.adopt, name, owner, hold.owner, hold.ttl, describe_holder(note), limit, hold=hold
+        )
+        if grant is None:
+            raise LockLostError(
+                f"There is no detached hold of {name} with this owner id: it ran out, or somebody attached it before",
+                name=name,
+            )
+        hold.grant(grant, renews=False)
+        renewer.add(hold)
+        return hold
+    except LockLostError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, LockBackendError) or error.uncertain:
+            renewer.ensure_running()
+            renewer.abandon(hold)
+        raise
+
+
+def detach_steps(hold: Hold, ttl: float | None, note: str) -> Steps[str]:
+    """The owner id of the hold's heir, whom nobody holds yet."""
+    leases_only(hold.backend, "detach()")
+    if not hold.end(End.DETACHED):
+        raise lost(hold.name)
+    renewer.forget(hold)
+    heir = secrets.token_hex(16)
+    limit = min(clock.now() + VERB_SECONDS, hold.deadline)
+    grant: Grant | None = yield Call(
+        hold.backend.adopt, hold.name, hold.owner, heir, ttl or hold.ttl, describe_holder(note), limit, hold=hold
+    )
+    if grant is None:
+        hold.found_lost()
+        renewer.tell_loss(hold, "the backend did not know it any more when it was detached")
+        raise lost(hold.name)
+    return heir
+
+
+def extend_steps(hold: Hold, ttl: float | None) -> Steps[bool]:
+    """Whether the live ``hold`` was extended."""
+    seconds = min(ttl or hold.ttl, max(hold.latest_end - clock.now(), 0.001))
+    sent = clock.now()
+    limit = min(sent + VERB_SECONDS, hold.deadline)
+    extended = yield Call(hold.backend.extend, [Extension(hold.name, hold.owner, seconds)], limit)
+    if hold.owner not in extended:
+        renewer.lose(hold, "the backend does not know it any more")
+        return False
+    if hold.ended:
+        if hold.ended is End.LOST:  # told meanwhile: it may not come back
+            renewer.abandon(hold)
+        return False
+    hold.extended(sent, seconds)
+    return True
+
+
+def finish_steps(hold: Hold) -> Steps[End | None]:
+    """Give up ``hold``: RELEASED, LOST if it was gone already, or None if somebody else has ended it."""
+    if hold.foreign:
+        return None
+    try:
+        if hold.ended is None and hold.over:
+            renewer.lose(hold, "its lease ran out before it could be renewed")
+            return End.LOST
+        if not hold.end(End.RELEASED):
+            return End.LOST if hold.ended is End.LOST else None
+        renewer.forget(hold)
+        now = clock.now()
+        limit = min(now + VERB_SECONDS, max(hold.deadline, now + 0.25))
+        if now < hold.keep_until:
+            # It passes to nobody until then: the owner id that it gets is known to none.
+            nobody, left = secrets.token_hex(16), hold.keep_until - now
+            grant: Grant | None = yield Call(
+                hold.backend.adopt, hold.name, hold.owner, nobody, left, describe_holder(""), limit, hold=hold
+            )
+            released = grant is not None
+        else:
+            released = yield Call(hold.backend.release, hold.name, hold.owner, limit, hold=hold)
+        if not released:
+            hold.found_lost()
+            renewer.tell_loss(hold, "the backend did not know it any more when it was released")
+            return End.LOST
+    except LockBackendError as error:
+        renewer.abandon(hold)
+        if hold.over:
+            hold.found_lost()
+            renewer.tell_loss(hold, f"its lease ran out while it could not be released: {error}")
+            return End.LOST
+        raise
+    except BaseException:
+        renewer.abandon(hold)
+        raise
+    hold.room.changed(hold.name)
+    signals.tell(
+        signals.lock_released,
+        type(hold.backend),
+        key=hold.key,
+        backend=hold.backend.alias,
+        fencing_token=hold.fencing_token,
+        held_for=clock.now() - hold.started,
+    )
+    return End.RELEASED
