@@ -1,0 +1,1 @@
+"""An example app: mail is imported from mailboxes by queue tasks, several of which may start at once."""
