@@ -70,9 +70,7 @@ class Migration(migrations.Migration):
                 ("acquired_at", models.DateTimeField(verbose_name="acquired at")),
                 (
                     "expires_at",
-                    models.DateTimeField(
-                        help_text="Of a free lock: when it was released.", verbose_name="expires at"
-                    ),
+                    models.DateTimeField(help_text="Of a free lock: when it was released.", verbose_name="expires at"),
                 ),
                 ("fencing_token", models.BigIntegerField(verbose_name="fencing token")),
                 (

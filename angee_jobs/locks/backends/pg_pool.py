@@ -1,0 +1,336 @@
+"""A few sessions with PostgreSQL for requests that need none of their own.
+
+A request claims a session, and a claim frees itself when the frame that made it is gone, whatever ended the frame:
+an exception of a signal handler can strike between any two instructions, also in the code that cleans up.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import weakref
+from collections.abc import Collection, Sequence
+from typing import Any, NoReturn
+
+from .. import clock, process
+from ..errors import LockBackendError
+from .pg import NoAnswer, Parameter, Row, Session, SessionLost, Statement, database_name, in_test_run
+
+#: Sessions that were not used for this many seconds are closed.
+IDLE_SECONDS = 30.0
+#: What a wake-up that went to the wrong thread costs at most, in seconds.
+_RESCAN_SECONDS = 0.05
+
+
+class RowLocked(LockBackendError):
+    """Somebody's transaction had locked the row for longer than the request could wait. Nothing was done.
+
+    In a batch of extensions: but for the owners in ``extended``.
+    """
+
+    extended: Collection[str] = ()
+
+
+class Slot:
+    """The place of one session in a pool."""
+
+    __slots__ = ("claims", "session", "thread", "used_at")
+
+    def __init__(self) -> None:
+        self.session: Session | None = None
+        self.claims: dict[str, object] = {}
+        self.thread = 0
+        self.used_at = 0.0
+
+    @property
+    def claimed(self) -> bool:
+        return bool(self.claims)
+
+    def drop_idle(self) -> None:
+        session = self.session
+        if session is not None and not session.busy:
+            self.drop()
+
+    def drop(self) -> None:
+        session, self.session = self.session, None
+        if session is not None:
+            session.close()
+
+
+class Claim:
+    """The right to use a slot. One dict operation takes it, and only its owner ever gives it back."""
+
+    __slots__ = ("_key", "nested", "pool", "slot")
+
+    def __init__(self, pool: Pool, slot: Slot, nested: bool = False) -> None:
+        self.pool = pool
+        self.slot = slot
+        self.nested = nested
+        self._key = object()
+
+    def take(self) -> bool:
+        if self.slot.claims.setdefault("by", self._key) is not self._key:
+            return False
+        self.slot.thread = threading.get_ident()
+        return True
+
+    def give_back(self) -> None:
+        slot = self.slot
+        if slot.claims.get("by") is self._key:
+            slot.thread = 0
+            slot.used_at = clock.now()
+            slot.claims.pop("by", None)
+            if self.pool.waiters:
+                self.pool.bell.put(None)
+
+    __del__ = give_back
+
+
+class Pool:
+    """At most ``size`` sessions to one database, the ones used last first.
+
+    ``settings`` and ``extra`` are passed to each :class:`Session`. With ``shared``, a signal handler that interrupts
+    a request joins it on its session; otherwise it gets one more.
+    """
+
+    def __init__(
+        self, alias: str, size: int, *, shared: bool = False, settings: dict[str, str] | None = None, **extra: str
+    ) -> None:
+        self.alias = alias
+        self.size = size
+        self.shared = shared
+        self.settings = settings
+        self.extra = extra
+        #: Whether connections reach the server itself; None as long as there was none.
+        self.direct: bool | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self.generation = process.generation
+        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.waiters = 0
+        self.slots = [Slot() for _ in range(self.size)]
+
+    # Claims.
+
+    def claim(self, deadline: float) -> Claim:
+        """A slot for the caller alone; NoAnswer if none comes free in time."""
+        if self.generation != process.generation:
+            self._reset()
+        while True:
+            claim = self._try_claim()
+            if claim is not None:
+                return claim
+            seconds = deadline - clock.now()
+            if seconds <= 0:
+                raise NoAnswer(sent=False)
+            self.waiters += 1
+            try:
+                self.bell.get(timeout=min(seconds, _RESCAN_SECONDS))
+            except queue.Empty:
+                pass
+            finally:
+                self.waiters -= 1
+
+    def _try_claim(self) -> Claim | None:
+        slots = self.slots
+        for slot in slots:  # nearly always the first one is it
+            session = slot.session
+            if session is not None and not slot.claims and not session.busy:
+                claim = Claim(self, slot)
+                if claim.take():
+                    return claim
+        free = [slot for slot in slots if not slot.claims]
+        for slot in sorted(free, key=lambda slot: slot.session is not None):  # new ones before busy ones
+            claim = Claim(self, slot)
+            if claim.take():
+                return claim
+        me = threading.get_ident()
+        for slot in slots:
+            if slot.thread == me:  # we are a signal handler that has interrupted a request of this very thread
+                if self.shared:
+                    return Claim(self, slot, nested=True)
+                slots.append(Slot())
+                break
+        return None
+
+    def opened(self, slot: Slot, deadline: float) -> Session:
+        """The slot's session, a new one if need be; LockBackendError if there is no connecting."""
+        session = slot.session
+        if session is not None:
+            if session.database == database_name(self.alias):
+                return session
+            slot.drop()
+        try:
+            session = slot.session = Session(self.alias, deadline, self.settings, **self.extra)
+        except (SessionLost, NoAnswer) as error:
+            raise LockBackendError(f"The database {self.alias!r} cannot be connected to: {error}") from driver_error(
+                error
+            )
+        except _driver_errors() as error:
+            raise LockBackendError(f"The database {self.alias!r} cannot be used: {error}") from error
+        self.direct = session.direct
+        _janitor.watch(self)
+        return session
+
+    # Requests.
+
+    def run(
+        self,
+        statement: Statement,
+        parameters: Sequence[Parameter],
+        deadline: float,
+        *,
+        owner: str = "",
+        again: bool = False,
+    ) -> list[Row]:
+        """The rows of ``statement``. ``again``: it may be sent twice, if the connection died before the answer.
+
+        Raises LockBackendError; RowLocked if the statement's own ``lock_timeout`` ran out.
+        """
+        replaced = False
+        while True:
+            try:
+                claim = self.claim(deadline)
+            except NoAnswer as error:
+                raise self.no_answer(error) from driver_error(error)
+            slot = claim.slot
+            try:
+                return self.opened(slot, deadline).execute(statement, parameters, deadline, owner)
+            except SessionLost as error:
+                slot.drop()
+                if error.sent and (replaced or not again):
+                    raise LockBackendError(
+                        f"The connection to the database {self.alias!r} was lost: {error}", uncertain=True
+                    ) from driver_error(error)
+                replaced = replaced or error.sent
+            except NoAnswer as error:
+                raise self.no_answer(error) from driver_error(error)
+            except _driver_errors() as error:
+                self.refused(error, slot.session, deadline)
+            finally:
+                claim.give_back()
+                if in_test_run():
+                    self.close_idle(0)
+
+    def no_answer(self, error: NoAnswer) -> LockBackendError:
+        return LockBackendError(f"The database {self.alias!r} did not answer in time", uncertain=error.sent)
+
+    def refused(self, error: Any, session: Session | None, deadline: float) -> None:
+        """The server refused the statement: return if it is worth another try, else raise what it means."""
+        state = error.sqlstate or ""
+        if state in ("40001", "40P01") and clock.now() < deadline:  # a pooled session's isolation, or a deadlock
+            return
+        if state in ("26000", "0A000") and session is not None and session.forget_prepared():
+            return
+        explain(error, self.alias)
+
+    def settle(self, owner: str, deadline: float) -> None:
+        """Wait until no request about ``owner`` is under way any more; LockBackendError if that takes too long."""
+        for slot in list(self.slots):
+            while _is_about(slot.session, owner):
+                claim = Claim(self, slot)
+                try:
+                    if claim.take():
+                        if _is_about(slot.session, owner) and slot.session is not None:
+                            slot.session.settle(deadline)
+                    elif clock.now() >= deadline:
+                        raise NoAnswer(sent=False)
+                    else:
+                        threading.Event().wait(0.005)
+                except SessionLost:
+                    slot.drop()
+                except NoAnswer as error:
+                    raise LockBackendError(
+                        f"The database {self.alias!r} has still not answered an earlier request"
+                    ) from driver_error(error)
+                finally:
+                    claim.give_back()
+
+    # The end of sessions.
+
+    def close_idle(self, seconds: float) -> bool:
+        """Close what nobody has used for ``seconds`` and carries no answer; whether any session is left."""
+        now = clock.now()
+        for slot in list(self.slots):
+            claim = Claim(self, slot)
+            try:
+                if slot.session is not None and now - slot.used_at >= seconds and claim.take():
+                    slot.drop_idle()
+            finally:
+                claim.give_back()
+        return any(slot.session is not None for slot in self.slots)
+
+    def close(self) -> None:
+        if self.generation == process.generation:
+            self.close_idle(0)
+
+
+def _is_about(session: Session | None, owner: str) -> bool:
+    return session is not None and session.busy and session.pending is not None and session.pending.owner == owner
+
+
+def explain(error: Any, alias: str) -> NoReturn:
+    """Raise LockBackendError for what the server said."""
+    state = error.sqlstate or ""
+    if state == "55P03":
+        raise RowLocked(f"A transaction on the database {alias!r} keeps the lock's row locked: {error}") from error
+    if state in ("42P01", "42703", "3F000"):
+        raise LockBackendError(
+            f"The lock tables are missing on the database {alias!r} ({error}): "
+            f"run manage.py migrate angee_jobs --database {alias}"
+        ) from error
+    if state == "25006":
+        raise LockBackendError(
+            f"The database {alias!r} is read-only, and locks have to be written: use an alias of the primary server "
+            f"({error})"
+        ) from error
+    raise LockBackendError(f"The database {alias!r} refused a request of its locks: {error}") from error
+
+
+def driver_error(error: Exception) -> BaseException:
+    """psycopg's own error, for ``__cause__``."""
+    from psycopg import OperationalError
+
+    return error.__cause__ or OperationalError(str(error))
+
+
+def _driver_errors() -> Any:
+    from psycopg import Error
+
+    return Error
+
+
+class _Janitor:
+    """Closes idle sessions. Its thread is there only while a pool has some."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+        self._running: dict[str, object] = {}
+
+    def watch(self, pool: Pool) -> None:
+        self._pools.add(pool)
+        if in_test_run():
+            return  # they are closed at once
+        mine = object()
+        if self._running.setdefault("thread", mine) is mine:
+            threading.Thread(target=self._run, name="angee-locks-idle-sessions", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            threading.Event().wait(IDLE_SECONDS / 3)
+            pools = list(self._pools)
+            if not [pool for pool in pools if pool.close_idle(IDLE_SECONDS)]:
+                self._running.pop("thread", None)
+                if not [pool for pool in pools if any(slot.session for slot in pool.slots)]:
+                    return
+                mine = object()  # one was opened meanwhile
+                if self._running.setdefault("thread", mine) is not mine:
+                    return
+
+
+_janitor = _Janitor()
+process.on_fork(in_child=_janitor._reset)

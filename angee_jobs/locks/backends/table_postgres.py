@@ -1,0 +1,372 @@
+"""The lock table on PostgreSQL: rows of :class:`~angee_jobs.models.TaskLock`, one statement per verb.
+
+A released row stays, free, so that the next grant is an update in place that sees the last fencing token; reaping,
+and the backend itself every so often, remove what nobody has used for a while. See
+docs/decisions/010-lock-table-rows.md.
+
+A try that is refused writes nothing. One that may win waits for the row's lock at most ``ROW_SECONDS``, since a
+stranger's transaction may have it. All times are ``clock_timestamp()``: ``now()`` is when the transaction began.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import queue
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
+
+from .. import clock
+from ..errors import LockBackendError
+from ..keys import name_digest
+from .base import Extension, Grant, Record
+from .pg import Parameter, Row, Statement, milliseconds, number
+from .pg_listen import Listener
+from .pg_pool import Pool, RowLocked
+from .table import TableLockBackend
+
+#: At most so many sessions of a process; several, because commits that are made at once share one write of the log.
+SESSIONS = 4
+#: A request waits at most this long for the lock of a row, in seconds, and at most this share of its time.
+ROW_SECONDS, ROW_SHARE = 1.0, 0.6
+#: A grant that took longer than this was not one, in seconds: see the decision record.
+GRANT_SECONDS = 30.0
+#: Free rows are removed when they have not been used for this many seconds.
+IDLE_SECONDS = 60
+#: After so many releases, so many rows are looked at and removed if they are free and idle.
+TIDY_EVERY, TIDY_ROWS = 2000, 8000
+#: How long a release tells the waiters after they have asked for it last.
+WAITED_SECONDS = 3
+#: Behind a pooler, all the keys that are waited for are looked at in one request, first after ``POLL_FASTEST`` seconds
+#: and then, while nothing happens, ever more seldom.
+POLL_FASTEST, POLL_SLOWEST, POLL_GROWTH = 0.01, 0.2, 1.3
+
+CHANNEL = "angee_jobs_table"
+
+_TABLE = "angee_jobs_tasklock"
+_LIVE = "owner <> '' AND expires_at > clock_timestamp()"
+_DURABLE = "set_config('synchronous_commit', 'on', true)"
+# Settings of this statement alone. As conditions, they are met before a row is locked. What ends or prolongs a hold
+# need not survive a crash of the server: the hold then ends as its lease does.
+_QUICKLY = "set_config('synchronous_commit', 'off', true) || set_config('lock_timeout', {}, true) <> ''"
+_RECORD = """
+    name, holder, extract(epoch FROM acquired_at), extract(epoch FROM expires_at),
+    extract(epoch FROM expires_at - clock_timestamp()), fencing_token
+"""
+_TELL = f"CASE WHEN waited_until > clock_timestamp() THEN pg_notify('{CHANNEL}', digest) END"
+
+_ACQUIRE = Statement(f"""
+    INSERT INTO {_TABLE} AS lock
+        (digest, name, owner, holder, acquired_at, expires_at, fencing_token)
+    SELECT $1::varchar, $2::text, $3::varchar, $4::text, clock_timestamp(),
+        clock_timestamp() + $5::float8 * interval '1 second', nextval('angee_jobs_fencing_token')
+    WHERE NOT EXISTS (SELECT FROM {_TABLE} WHERE digest = $1::varchar AND owner <> $3::varchar AND {_LIVE})
+        AND set_config('lock_timeout', $6::text, true) || {_DURABLE} <> ''
+    ON CONFLICT (digest) DO UPDATE SET
+        owner = excluded.owner, holder = excluded.holder, acquired_at = clock_timestamp(),
+        expires_at = clock_timestamp() + $5::float8 * interval '1 second', waited_until = NULL,
+        fencing_token = greatest(nextval('angee_jobs_fencing_token'), lock.fencing_token + 1)
+    WHERE lock.owner = '' OR lock.expires_at <= clock_timestamp() OR lock.owner = excluded.owner
+    RETURNING fencing_token, extract(epoch FROM acquired_at), extract(epoch FROM expires_at)
+""")
+_EXTEND = Statement(f"""
+    UPDATE {_TABLE} AS lock
+    SET expires_at = greatest(lock.expires_at, clock_timestamp() + batch.ttl * interval '1 second')
+    FROM unnest($1::text[], $2::text[], $3::float8[]) AS batch (digest, owner, ttl)
+    WHERE lock.digest = batch.digest::varchar AND lock.owner = batch.owner AND lock.expires_at > clock_timestamp()
+        AND {_QUICKLY.format("$4::text")}
+    RETURNING lock.owner
+""")
+_RELEASE = Statement(f"""
+    UPDATE {_TABLE} SET owner = '', expires_at = clock_timestamp()
+    WHERE digest = $1 AND owner = $2 AND expires_at > clock_timestamp() AND {_QUICKLY.format("$3::text")}
+    RETURNING {_TELL}
+""")
+_ADOPT = Statement(f"""
+    UPDATE {_TABLE}
+    SET owner = $3, holder = $4, expires_at = clock_timestamp() + $5::float8 * interval '1 second'
+    WHERE digest = $1 AND owner = $2 AND expires_at > clock_timestamp()
+        AND set_config('lock_timeout', $6::text, true) || {_DURABLE} <> ''
+    RETURNING fencing_token, extract(epoch FROM acquired_at), extract(epoch FROM expires_at)
+""")
+_INSPECT = Statement(f"SELECT {_RECORD} FROM {_TABLE} WHERE digest = $1 AND {_LIVE}")
+_OVER = "owner <> '' AND expires_at <= clock_timestamp() - {} * interval '1 second'"
+_PAGE = f"SELECT digest, {_RECORD} FROM {_TABLE} WHERE digest > $1 AND {{}} ORDER BY digest LIMIT {{}}"
+_PAGE_ROWS = 1000
+_HELD = Statement(_PAGE.format(_LIVE, _PAGE_ROWS))
+_EXPIRED = Statement(_PAGE.format(_OVER.format("$2::float8"), _PAGE_ROWS))
+_REAP = Statement(f"""
+    WITH dead AS (
+        SELECT digest, expires_at FROM {_TABLE} WHERE {_OVER.format("$1::float8")} LIMIT $2::int FOR UPDATE SKIP LOCKED
+    ), removed AS (
+        DELETE FROM {_TABLE} USING dead
+        WHERE {_TABLE}.digest = dead.digest AND dead.expires_at <= clock_timestamp() - interval '{IDLE_SECONDS} seconds'
+    ), freed AS (
+        UPDATE {_TABLE} SET owner = '' FROM dead
+        WHERE {_TABLE}.digest = dead.digest AND dead.expires_at > clock_timestamp() - interval '{IDLE_SECONDS} seconds'
+    )
+    SELECT count(*) FROM dead
+""")
+_IDLE = f"owner = '' AND expires_at <= clock_timestamp() - interval '{IDLE_SECONDS} seconds'"
+_SWEEP = Statement(f"""
+    WITH idle AS (
+        DELETE FROM {_TABLE} WHERE digest IN (
+            SELECT digest FROM {_TABLE} WHERE {_IDLE} LIMIT $1::int FOR UPDATE SKIP LOCKED
+        ) RETURNING digest
+    ) SELECT count(*) FROM idle
+""")
+_TIDY = Statement(f"""
+    DELETE FROM {_TABLE} WHERE digest IN (
+        SELECT digest FROM {_TABLE}
+        WHERE digest IN (SELECT digest FROM {_TABLE} WHERE digest >= $1 ORDER BY digest LIMIT {TIDY_ROWS}) AND {_IDLE}
+        FOR UPDATE SKIP LOCKED
+    ) AND set_config('synchronous_commit', 'off', true) <> ''
+""")
+_FORCE = Statement(f"""
+    WITH held AS (
+        SELECT digest, {_RECORD} FROM {_TABLE}
+        WHERE digest = $1 AND {_LIVE} AND set_config('lock_timeout', $2::text, true) <> ''
+        FOR UPDATE
+    ), ended AS (
+        UPDATE {_TABLE} SET owner = '', expires_at = clock_timestamp()
+        FROM held WHERE {_TABLE}.digest = held.digest
+        RETURNING {_TELL.replace("digest", f"{_TABLE}.digest")} AS told
+    )
+    SELECT held.*, ended.told FROM held, ended
+""")
+_LEFT = Statement(
+    f"SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM {_TABLE} WHERE digest = $1 AND {_LIVE}"
+)
+_MARK = Statement(f"""
+    UPDATE {_TABLE} SET waited_until = clock_timestamp() + interval '{WAITED_SECONDS} seconds'
+    WHERE digest = $1 AND {_LIVE} AND {_QUICKLY.format("$2::text")}
+    RETURNING extract(epoch FROM expires_at - clock_timestamp())
+""")
+_STILL_HELD = Statement(f"SELECT digest FROM {_TABLE} WHERE digest = ANY($1::text[]::varchar[]) AND {_LIVE}")
+
+
+def _hash(owner: str) -> str:
+    """Only this goes to the server, whose log may show a statement's parameters."""
+    return hashlib.sha256(owner.encode()).hexdigest()
+
+
+def _array(values: Collection[str | float]) -> str:
+    """PostgreSQL's text form of an array of digests, hashes or numbers, which need no quoting."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def _patience(deadline: float) -> str:
+    """How long a statement that has until ``deadline`` may wait for a row, as ``lock_timeout`` wants it."""
+    return milliseconds(min(ROW_SECONDS, (deadline - clock.now()) * ROW_SHARE))
+
+
+class PostgresTableLockBackend(TableLockBackend):
+    """What ``TableLockBackend`` is on a PostgreSQL alias.
+
+    On a direct connection a waiter is told of a release by a notification. Through a pooler, which delivers none,
+    ``push`` turns False and one request per process looks after all the keys that it waits for, 5 to 100 times a
+    second.
+    """
+
+    def __init__(self, *, alias: str = "default", ttl: Any = 30) -> None:
+        super().__init__(alias=alias, ttl=ttl)
+        self._pool = Pool(self.db_alias, SESSIONS, fallback_application_name="angee_jobs locks")
+        self._listener = Listener(self.db_alias, CHANNEL)
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._until_tidy = TIDY_EVERY
+        #: The keys that are waited for: the name of each digest, and when it was last asked for.
+        self._waited: dict[str, tuple[str, float]] = {}
+        self._poll_pause = POLL_FASTEST
+
+    @property
+    def push(self) -> bool:  # type: ignore[override]
+        return self._pool.direct is not False
+
+    def _rows(
+        self, statement: Statement, *parameters: Parameter, deadline: float, owner: str = "", again: bool = True
+    ) -> list[Row]:
+        # Nearly every verb may be sent twice, should the connection die before the answer.
+        return self._pool.run(statement, parameters, deadline, owner=owner, again=again)
+
+    # The verbs.
+
+    def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        started = clock.now()
+        digest, hashed = name_digest(name), _hash(owner)
+        try:
+            rows = self._rows(
+                _ACQUIRE, digest, name, hashed, holder, ttl, _patience(deadline), deadline=deadline, owner=hashed
+            )
+        except RowLocked:
+            if self.inspect(name, deadline) is not None:
+                return None
+            raise
+        if clock.now() - started > GRANT_SECONDS:
+            raise LockBackendError(f"The grant of {name} came too late to count", name=name, uncertain=True)
+        return _grant(rows)
+
+    def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
+        owners = {_hash(each.owner): each.owner for each in extensions}
+        try:
+            rows = self._rows(
+                _EXTEND,
+                _array([name_digest(each.name) for each in extensions]),
+                _array(owners),
+                _array([each.ttl for each in extensions]),
+                _patience(deadline),
+                deadline=deadline,
+            )
+        except RowLocked as locked:
+            if len(extensions) == 1:
+                raise
+            return self._extend_singly(extensions, deadline, locked)
+        return [owners[row[0].decode()] for row in rows if row[0]]
+
+    def _extend_singly(self, extensions: Sequence[Extension], deadline: float, locked: RowLocked) -> Collection[str]:
+        """A stranger has locked one row: it must not take the others with it."""
+        extended: list[str] = []
+        unknown: list[str] = []
+        for each in extensions:
+            # A short wait for each, so that one row that is stuck leaves time for the others.
+            limit = min(deadline, clock.now() + ROW_SECONDS / 4)
+            try:
+                extended += self.extend([each], limit)
+            except RowLocked:
+                unknown.append(each.owner)
+        if unknown:
+            locked.extended = extended
+            raise locked
+        return extended
+
+    def release(self, name: str, owner: str, deadline: float) -> bool:
+        hashed = _hash(owner)
+        self._pool.settle(hashed, deadline)  # or a grant that was given up waiting for could come after this
+        rows = self._rows(
+            _RELEASE, name_digest(name), hashed, _patience(deadline), deadline=deadline, owner=hashed, again=False
+        )
+        self._until_tidy -= 1
+        if self._until_tidy <= 0:
+            self._until_tidy = TIDY_EVERY
+            self._tidy(min(deadline, clock.now() + 1.0))
+        return bool(rows)
+
+    def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        rows = self._rows(
+            _ADOPT, name_digest(name), _hash(owner), _hash(heir), holder, ttl, _patience(deadline),
+            deadline=deadline, owner=_hash(heir), again=False,
+        )  # fmt: skip
+        return _grant(rows)
+
+    def inspect(self, name: str, deadline: float) -> Record | None:
+        rows = self._rows(_INSPECT, name_digest(name), deadline=deadline)
+        return _record(rows[0]) if rows else None
+
+    def list_held(self, deadline: float) -> Iterator[Record]:
+        return self._pages(_HELD, deadline)
+
+    def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
+        return self._pages(_EXPIRED, deadline, grace)
+
+    def _pages(self, statement: Statement, deadline: float, *parameters: Parameter) -> Iterator[Record]:
+        """One short statement per page, so that a slow reader keeps no snapshot. Each has as long as the first."""
+        seconds = deadline - clock.now()
+        after = ""
+        while rows := self._rows(statement, after, *parameters, deadline=deadline):
+            yield from (_record(row[1:]) for row in rows)
+            if len(rows) < _PAGE_ROWS:
+                return
+            after = (rows[-1][0] or b"").decode()
+            deadline = clock.now() + seconds
+
+    def reap(self, grace: float, batch_size: int, deadline: float) -> int:
+        half = (clock.now() + deadline) / 2
+        while _count(self._rows(_SWEEP, batch_size, deadline=deadline)) == batch_size and clock.now() < half:
+            pass
+        return _count(self._rows(_REAP, grace, batch_size, deadline=deadline, again=False))
+
+    def force_release(self, name: str, deadline: float) -> Record | None:
+        rows = self._rows(_FORCE, name_digest(name), _patience(deadline), deadline=deadline, again=False)
+        return _record(rows[0][1:]) if rows else None
+
+    def remaining(self, name: str, deadline: float) -> float | None:
+        digest = name_digest(name)
+        self._waited[digest] = (name, clock.now())
+        if self.push:
+            try:
+                rows = self._rows(_MARK, digest, _patience(deadline), deadline=deadline)
+            except RowLocked:  # the wait goes on without the mark, at the fallback interval
+                rows = self._rows(_LEFT, digest, deadline=deadline)
+        else:
+            rows = self._rows(_LEFT, digest, deadline=deadline)
+        return number(rows[0][0]) if rows else None
+
+    def wait_for_change(self, seconds: float) -> Collection[str] | None:
+        if self.push:
+            heard = self._listener.wait(seconds)
+            if heard is None:
+                return None
+            waited = self._waited
+            return [waited[digest][0] for digest in heard if digest in waited]
+        return self._poll(seconds)
+
+    def stop_watching(self) -> None:
+        self._waited.clear()
+        self._listener.stop()
+        self._wake.put(None)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    # Inside.
+
+    def _poll(self, seconds: float) -> Collection[str]:
+        """Look at all the keys that are waited for, until one is free or ``seconds`` are dead."""
+        end = clock.now() + seconds
+        while (left := end - clock.now()) > 0:
+            try:
+                self._wake.get(timeout=min(self._poll_pause, left))
+                break  # nobody waits any more
+            except queue.Empty:
+                pass
+            recent = clock.now() - WAITED_SECONDS
+            names = {digest: name for digest, (name, asked) in list(self._waited.items()) if asked > recent}
+            for digest in self._waited.keys() - names.keys():
+                self._waited.pop(digest, None)
+            rows = self._rows(_STILL_HELD, _array(names), deadline=clock.now() + max(left, 1.0))
+            held = {row[0].decode() for row in rows if row[0]}
+            if free := [name for digest, name in names.items() if digest not in held]:
+                self._poll_pause = POLL_FASTEST
+                return free
+            self._poll_pause = min(self._poll_pause * POLL_GROWTH, POLL_SLOWEST)
+        return ()
+
+    def _tidy(self, deadline: float) -> None:
+        """Remove idle rows among some that follow a random digest: a bounded, fair sample, however large the table."""
+        try:
+            self._rows(_TIDY, secrets.token_hex(32), deadline=deadline)
+        except LockBackendError:
+            pass  # a matter of size only; the next one comes soon
+
+
+def _grant(rows: list[Row]) -> Grant | None:
+    if not rows:
+        return None
+    token, acquired_at, expires_at = rows[0]
+    assert token is not None
+    return Grant(int(token), number(acquired_at), number(expires_at))
+
+
+def _record(row: Row) -> Record:
+    name, holder, acquired_at, expires_at, expires_in, token = row[:6]
+    return Record(
+        name=(name or b"").decode(),
+        holder=(holder or b"").decode(),
+        acquired_at=number(acquired_at),
+        expires_at=number(expires_at),
+        expires_in=number(expires_in),
+        fencing_token=int(token or 0),
+    )
+
+
+def _count(rows: list[Row]) -> int:
+    return int(rows[0][0] or 0)
