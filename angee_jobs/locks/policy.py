@@ -97,14 +97,15 @@ def acquire_steps(
         hold.grant(grant, renews=renews)
         renewer.add(hold)
         take(hold)
-        signals.tell(
-            signals.lock_acquired,
-            type(backend),
-            key=key,
-            backend=backend.alias,
-            fencing_token=hold.fencing_token,
-            waited=clock.now() - began,
-        )
+        if signals.lock_acquired.receivers:
+            signals.tell(
+                signals.lock_acquired,
+                type(backend),
+                key=key,
+                backend=backend.alias,
+                fencing_token=hold.fencing_token,
+                waited=clock.now() - began,
+            )
         return hold
     except LockNotAcquiredError:
         raise
@@ -237,12 +238,13 @@ def finish_steps(hold: Hold) -> Steps[End | None]:
         renewer.abandon(hold)
         raise
     hold.room.changed(hold.name)
-    signals.tell(
-        signals.lock_released,
-        type(hold.backend),
-        key=hold.key,
-        backend=hold.backend.alias,
-        fencing_token=hold.fencing_token,
-        held_for=clock.now() - hold.started,
-    )
+    if signals.lock_released.receivers:
+        signals.tell(
+            signals.lock_released,
+            type(hold.backend),
+            key=hold.key,
+            backend=hold.backend.alias,
+            fencing_token=hold.fencing_token,
+            held_for=clock.now() - hold.started,
+        )
     return End.RELEASED

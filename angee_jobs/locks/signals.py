@@ -40,8 +40,6 @@ locks_reaped = Signal()
 
 def tell(signal: Signal, sender: type, **arguments: Any) -> None:
     """Send ``signal`` to its receivers; one that raises an exception is logged and the next one still hears it."""
-    if not signal.receivers:  # the usual case, on the path of every acquire and release
-        return
     for receiver, answer in signal.send_robust(sender, **arguments):
         if isinstance(answer, Exception):
             logger.error("A receiver of a lock signal failed: %r", receiver, exc_info=answer)

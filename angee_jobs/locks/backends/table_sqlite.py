@@ -36,7 +36,7 @@ SUFFIX = ".locks"
 APPLICATION_ID = 0x616E6765  # "ange"
 VERSION = 1
 #: SQLite itself waits this long for another process's write before the deadline is looked at again, in ms.
-BUSY_MS = 100
+BUSY_MS = 50
 #: Free rows are removed when they have not been used for this many seconds, by every so-manieth release.
 IDLE_SECONDS = 60.0
 TIDY_EVERY = 1000
@@ -63,7 +63,7 @@ PRAGMA application_id = {APPLICATION_ID};
 _ACQUIRE = """
 INSERT INTO lock VALUES (
     ?3, ?4, ?5, ?1, ?6, ?2 + ?7,
-    max(CAST((julianday('now') - 2440587.5) * 86400000000 AS INTEGER), (SELECT fencing_token FROM floor) + 1)
+    max(CAST(?6 * 1000000 AS INTEGER), (SELECT fencing_token FROM floor) + 1)
 )
 ON CONFLICT (name) DO UPDATE SET
     owner = excluded.owner, holder = excluded.holder, boot = excluded.boot, acquired_at = excluded.acquired_at,
@@ -208,24 +208,20 @@ class SqliteTableLockBackend(TableLockBackend):
             _share_with_users_of(os.path.realpath(path.removesuffix(SUFFIX)), path)
 
     def _run(self, deadline: float, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work`` on the connection, again while the file is busy, until the deadline."""
-        if not self._mutex.acquire(timeout=min(max(deadline - clock.now(), 0.001), threading.TIMEOUT_MAX)):
-            raise LockBackendError(f"The lock file {self.path()} was busy in this process for too long")
-        try:
-            while True:
+        """Run ``work`` on the connection, again while another process keeps the file busy, until the deadline."""
+        while True:
+            # Not acquire() with a timeout: an exception of a signal handler between it and a try would lock us out.
+            with self._mutex:
                 try:
                     return work(self._connect())
                 except sqlite3.Error as error:
                     busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-                    if busy and clock.now() < deadline:
-                        continue
                     if not busy:
                         self.close()  # whatever is wrong with the file, the next verb looks at it anew
-                    raise LockBackendError(
-                        f"The lock file {self.path() or 'in memory'} cannot be used: {error}"
-                    ) from error
-        finally:
-            self._mutex.release()
+                    if not busy or clock.now() >= deadline:
+                        raise LockBackendError(
+                            f"The lock file {self.path() or 'in memory'} cannot be used: {error}"
+                        ) from error
 
     def _rows(self, deadline: float, statement: str, *parameters: Any) -> list[Any]:
         return self._run(deadline, lambda connection: _execute(connection, statement, *parameters).fetchall())
