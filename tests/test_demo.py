@@ -10,13 +10,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import django
 import pytest
 from django.db import DatabaseError, connection
 
 from testproject.messaging.demo.report import Outcome, count_messages, render
 from testproject.messaging.mbox import Mbox, MboxError, checked_copy
 from testproject.messaging.models import Channel, Message
-from tests.procs import ROOT, eventually
+from tests.procs import ROOT
+from tests.servers import eventually, missing_packages, require
 
 SAMPLE = ROOT / "testproject/messaging/sample.mbox"
 
@@ -308,8 +310,7 @@ class Demo:
 
 @pytest.fixture
 def start_demo(tmp_path):
-    pytest.importorskip("django_tasks_db")
-    pytest.importorskip("testproject.messaging.tasks", reason="needs a tasks framework")
+    require(missing_packages("django_tasks_db", "django.tasks" if django.VERSION >= (6, 0) else "django_tasks"))
     with contextlib.ExitStack() as stack:
 
         def start(*args: str) -> Demo:
