@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from .backends.local import LocalLockBackend
 from .backends.table import TableLockBackend
-from .blocks import lock, locked, task_lock
+from .blocks import attach_lock, lock, locked, task_lock
 from .conf import get_lock_backend, lock_backends
 from .errors import LockBackendError, LockError, LockLostError, LockNotAcquiredError
 from .keys import LockKey, instance_lock_key, record_lock_key
-from .lock import Lock, attach_lock
+from .lock import Lock
 from .operations import (
     force_release,
     held_locks,

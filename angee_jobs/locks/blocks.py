@@ -1,4 +1,4 @@
-"""The short forms: ``lock``, ``task_lock`` and ``locked``."""
+"""How people make a lock: ``lock``, ``task_lock``, ``locked`` and ``attach_lock``."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from .keys import LockKey
 from .lock import Lock
+from .policy import adopt_steps
+from .steps import run
 from .types import Seconds
 
 P = ParamSpec("P")
@@ -148,3 +150,34 @@ def locked(
         return call
 
     return decorate
+
+
+def attach_lock(
+    key: LockKey | str,
+    owner_id: str,
+    *,
+    ttl: Seconds | None = None,
+    auto_extend: bool = True,
+    note: str = "",
+    backend: str = "default",
+) -> Lock:
+    """Adopt a hold that was detached, here or in another process; a :class:`Lock` that holds it.
+
+    The owner id changes in the same step, so this works once: a second delivery of the same message gets
+    LockLostError, and so does one that comes after the time given to ``detach``. From now on the lease is ``ttl``
+    seconds (without one: the backend's). A ``with`` block over the result renews it and releases it at its end.
+
+    Example::
+
+        @task
+        def make_report(report_id, owner_id):
+            with attach_lock(f"export-{report_id}", owner_id, backend="leases"):
+                ...
+    """
+    attached = Lock(key, ttl=ttl, auto_extend=auto_extend, note=note, backend=backend)
+    if not owner_id:
+        raise ValueError("owner_id must be the text that detach() returned, and is empty")
+    steps = adopt_steps(attached._verbs(), attached.key, attached.name, owner_id, ttl=attached._ttl, note=note)
+    attached._hold = run(steps)
+    attached._attached = True
+    return attached
