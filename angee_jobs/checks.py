@@ -5,10 +5,17 @@ id                what is wrong
 ================  ==========================================================================================
 angee_jobs.E001   an entry cannot work: an unknown path, option or database, or a time that cannot be
 angee_jobs.E002   there is no ``"default"`` entry, which every lock uses that names no other
+angee_jobs.E020   a Redis backend names a cache that does not exist, or is not a Redis cache
+angee_jobs.E021   a Redis backend misses a package; the hint names the extra to install
+angee_jobs.E022   the cache of a Redis backend is spread over several servers
+angee_jobs.E023   (``--deploy``) the Redis server does not let its user run the scripts of the locks
 angee_jobs.W001   a table of this app is missing in a database that a lock backend uses: run ``migrate``
+angee_jobs.W020   (``--deploy``) the Redis server evicts locks when its memory is full
+angee_jobs.W021   (``--deploy``) the Redis user may not publish or subscribe: waiters are woken up to 1 s late
+angee_jobs.W022   (``--deploy``) the Redis server cannot be reached, so nothing is known about it
 ================  ==========================================================================================
 
-None of them needs a network, but those that are run with ``--database``.
+None of them needs a network, but those that are run with ``--database`` or ``--deploy``.
 """
 
 from __future__ import annotations
@@ -55,6 +62,15 @@ def check_lock_backends(**kwargs: Any) -> list[CheckMessage]:
     problems: list[CheckMessage] = []
     for backend in _backends(problems):
         problems += backend.check()
+    return problems
+
+
+@register(deploy=True)
+def check_lock_servers(**kwargs: Any) -> list[CheckMessage]:
+    """What is wrong with the servers, where they are to be asked."""
+    problems: list[CheckMessage] = []
+    for backend in _backends([]):
+        problems += backend.check_deployment()
     return problems
 
 

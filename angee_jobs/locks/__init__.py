@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .backends.local import LocalLockBackend
+from .backends.redis import RedisLockBackend
 from .backends.table import TableLockBackend
 from .blocks import attach_lock, lock, locked, task_lock
 from .conf import get_lock_backend, lock_backends
@@ -31,6 +32,7 @@ __all__ = [
     "LockKey",
     "LockLostError",
     "LockNotAcquiredError",
+    "RedisLockBackend",
     "TableLockBackend",
     "attach_lock",
     "force_release",

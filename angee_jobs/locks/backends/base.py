@@ -169,6 +169,10 @@ class BaseLockBackend:
         """What is wrong with this backend's configuration, as far as that can be told without a connection."""
         return []
 
+    def check_deployment(self) -> list[CheckMessage]:
+        """What is wrong with the server, for ``manage.py check --deploy``. Asks it, and says so if it cannot."""
+        return []
+
     def check_database(self, databases: Collection[str]) -> list[CheckMessage]:
         """The same with one: for ``manage.py check --database``, and ``migrate``. An error would stop the latter."""
         return []

@@ -1,0 +1,18 @@
+-- End the live hold of a name whoever owns it, and wake who waits for it.
+--
+-- KEYS  the hold, the index
+-- ARGV  name, channel
+-- Returns the time in microseconds and the hold that was ended, or 0 if there was none.
+
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+local hold = redis.call('GET', KEYS[1])
+local expires = hold and tonumber(string.sub(hold, 1, 16))
+if not expires or expires <= now then
+    return 0
+end
+redis.call('DEL', KEYS[1])
+redis.call('ZREM', KEYS[2], ARGV[1])
+redis.pcall('PUBLISH', ARGV[2], '')
+return {string.format('%.0f', now), hold}

@@ -1,0 +1,295 @@
+"""Leases on a Redis or Valkey server that the project has as a cache.
+
+Every verb is one script of ``lua/``, which runs at the server in one piece. What is stored, below one prefix:
+
+* ``hold:<name>``: one hold, a string; its form is explained in ``lua/acquire.lua``
+* ``index``: a sorted set, the names of the holds by the time of their end, so that nobody has to search the server
+* ``token``: the last fencing token that was given out, one for all locks
+* ``gone:<digest of an owner>``: for a minute, that an owner has released what it may never have had, because its
+  request to acquire was not answered; see ``lua/release.lua``
+
+The server knows the digest of an owner id only: to read it there, or in a slow log, is not enough to release a hold.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .. import clock
+from ..errors import LockBackendError
+from ..types import Seconds, lease_seconds
+from .base import VERB_SECONDS, BaseLockBackend, Extension, Grant, Record
+from .redis_cache import CacheAlias
+from .redis_connection import Connections, Script
+from .redis_watch import Watcher
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
+
+#: A request that was given up may still be carried out for so long, in milliseconds. Generous: it is about one that
+#: lies in the server's buffers, behind or before one that was sent later.
+GONE_MS = b"60000"
+#: So many unanswered requests are remembered. Each is released soon, so there are never many.
+UNANSWERED_MOST = 10_000
+#: How many holds one page of a list has.
+PAGE = 500
+#: What crashed holders left behind is removed after so many seconds, by every so-manieth release, should nobody reap.
+LEFTOVER_SECONDS = 24 * 3600.0
+TIDY_EVERY = 1000
+
+_ACQUIRE = Script("acquire")
+_EXTEND = Script("extend")
+_RELEASE = Script("release")
+_ADOPT = Script("adopt")
+_INSPECT = Script("inspect")
+_LIST_HELD = Script("list_held")
+_LIST_EXPIRED = Script("list_expired")
+_REAP = Script("reap")
+_FORCE_RELEASE = Script("force_release")
+_REMAINING = Script("remaining")
+
+_HEAD = 48
+_HEAD_AND_OWNER = 112
+
+
+def _digest(owner: str) -> bytes:
+    return hashlib.sha256(owner.encode()).hexdigest().encode()
+
+
+def _micros(seconds: float) -> bytes:
+    return b"%d" % int(seconds * 1e6)
+
+
+class RedisLockBackend(BaseLockBackend):
+    """Leases on the server of ``cache``, an alias of ``CACHES``; ``ttl`` is the length of a lease in seconds.
+
+    The cache may be one of django-redis or Django's own, on a single server (or the primary that Sentinels name):
+    Redis 5 or newer, or Valkey. Waiters are woken by a release. What a fail-over or an eviction means for a lock is
+    in the documentation.
+
+    Example::
+
+        ANGEE_JOBS_LOCKS = {
+            "default": {
+                "BACKEND": "angee_jobs.locks.RedisLockBackend",
+                "OPTIONS": {"cache": "default", "ttl": 60},
+            },
+        }
+    """
+
+    def __init__(self, *, cache: str = "default", ttl: Seconds = 30) -> None:
+        self.ttl = lease_seconds(ttl)
+        self.cache = CacheAlias(cache)
+        self.connections = Connections(self.cache)
+        self._until_tidy = TIDY_EVERY
+        #: The owners whose request to acquire was not answered, or not at the first time: it may still come.
+        self._unanswered: dict[str, None] = {}
+
+    @functools.cached_property
+    def prefix(self) -> str:
+        return self.cache.prefix()
+
+    @functools.cached_property
+    def _hold(self) -> bytes:
+        return f"{self.prefix}hold:".encode()
+
+    @functools.cached_property
+    def _index(self) -> bytes:
+        return f"{self.prefix}index".encode()
+
+    @functools.cached_property
+    def _token(self) -> bytes:
+        return f"{self.prefix}token".encode()
+
+    @functools.cached_property
+    def _gone(self) -> bytes:
+        return f"{self.prefix}gone:".encode()
+
+    @functools.cached_property
+    def watcher(self) -> Watcher:
+        return Watcher(self.connections, f"{self.prefix}free:")
+
+    # The verbs.
+
+    def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        digest, lock = _digest(owner), name.encode()
+        keys = (self._hold + lock, self._index, self._token, self._gone + digest)
+        args = (lock, digest, _micros(ttl), holder.encode())
+        unanswered = True
+        try:
+            reply, unanswered = self.connections.run(_ACQUIRE, keys, args, deadline)
+        except LockBackendError as error:
+            unanswered = error.uncertain
+            raise
+        finally:
+            if unanswered:
+                self._note_unanswered(owner)
+        return None if reply == 0 else self._grant(reply)
+
+    def _note_unanswered(self, owner: str) -> None:
+        if len(self._unanswered) >= UNANSWERED_MOST:  # somebody acquires by hand, and never releases
+            self._unanswered.clear()
+        self._unanswered[owner] = None
+
+    def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
+        if not extensions:
+            return []
+        keys, args = [self._index], []
+        for each in extensions:
+            lock = each.name.encode()
+            keys.append(self._hold + lock)
+            args += [lock, _digest(each.owner), _micros(each.ttl)]
+        reply, _ = self.connections.run(_EXTEND, keys, args, deadline)
+        if not isinstance(reply, bytes) or len(reply) != len(extensions) or reply.strip(b"01"):
+            raise self._odd(reply)
+        return [each.owner for each, extended in zip(extensions, reply, strict=True) if extended == ord("1")]
+
+    def release(self, name: str, owner: str, deadline: float) -> bool:
+        digest, lock = _digest(owner), name.encode()
+        keys = (self._hold + lock, self._index, self._gone + digest)
+        gone_ms = GONE_MS if owner in self._unanswered else b"0"
+        args = (lock, digest, self.watcher.channel(name), gone_ms)
+        reply, repeated = self.connections.run(_RELEASE, keys, args, deadline)
+        self._unanswered.pop(owner, None)
+        if reply == 0 and repeated:
+            # Released by the first request, or lost before: neither may be claimed.
+            raise LockBackendError(
+                f"{self.cache} broke the connection during the release of {name}, which is free or was lost",
+                name=name,
+                uncertain=True,
+            )
+        self._until_tidy -= 1
+        if self._until_tidy <= 0:
+            self._until_tidy = TIDY_EVERY
+            try:
+                self.reap(LEFTOVER_SECONDS, TIDY_EVERY, deadline)
+            except LockBackendError:
+                pass  # no reason for a release to fail
+        return self._number(reply) == 1
+
+    def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        lock = name.encode()
+        args = (lock, _digest(owner), _digest(heir), _micros(ttl), holder.encode())
+        reply, _ = self.connections.run(_ADOPT, (self._hold + lock, self._index), args, deadline)
+        return None if reply == 0 else self._grant(reply)
+
+    def inspect(self, name: str, deadline: float) -> Record | None:
+        reply, _ = self.connections.run(_INSPECT, (self._hold + name.encode(),), (), deadline)
+        return self._record_of(name, reply)
+
+    def list_held(self, deadline: float) -> Iterator[Record]:
+        seen: set[str] = set()  # a hold may be on two pages
+        cursor = b"0"
+        while True:
+            args = (cursor, b"%d" % PAGE, self._hold)
+            reply, _ = self.connections.run(_LIST_HELD, (self._index,), args, deadline)
+            cursor, records = self._page(reply)
+            for record in records:
+                if record.name not in seen and record.expires_in is not None and record.expires_in > 0:
+                    seen.add(record.name)
+                    yield record
+            if cursor == b"0":
+                return
+            deadline = max(deadline, clock.now() + VERB_SECONDS)
+
+    def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
+        skip = 0
+        while True:
+            args = (_micros(grace), b"%d" % skip, b"%d" % PAGE, self._hold)
+            reply, _ = self.connections.run(_LIST_EXPIRED, (self._index,), args, deadline)
+            looked_at, records = self._page(reply)
+            yield from records
+            if self._number(looked_at) < PAGE:
+                return
+            skip += PAGE
+            deadline = max(deadline, clock.now() + VERB_SECONDS)
+
+    def reap(self, grace: float, batch_size: int, deadline: float) -> int:
+        removed = 0
+        while removed < batch_size:
+            wanted = batch_size - removed
+            args = (_micros(grace), b"%d" % wanted, self._hold)
+            reply, _ = self.connections.run(_REAP, (self._index,), args, deadline, again=False)
+            if not isinstance(reply, list) or len(reply) != 2:
+                raise self._odd(reply)
+            removed += self._number(reply[1])
+            if self._number(reply[0]) < wanted:
+                break
+        return removed
+
+    def force_release(self, name: str, deadline: float) -> Record | None:
+        lock = name.encode()
+        args = (lock, self.watcher.channel(name))
+        reply, _ = self.connections.run(_FORCE_RELEASE, (self._hold + lock, self._index), args, deadline, again=False)
+        return self._record_of(name, reply)
+
+    def remaining(self, name: str, deadline: float) -> float | None:
+        self.watcher.want(name)
+        reply, _ = self.connections.run(_REMAINING, (self._hold + name.encode(),), (), deadline)
+        micros = self._number(reply)
+        return micros / 1e6 if micros > 0 else None
+
+    def wait_for_change(self, seconds: float) -> Collection[str] | None:
+        return self.watcher.wait(seconds)
+
+    def stop_watching(self) -> None:
+        self.watcher.stop()
+
+    def close(self) -> None:
+        self.connections.close()
+
+    # System checks.
+
+    def check(self) -> list[CheckMessage]:
+        from .redis_checks import check_configuration
+
+        return check_configuration(self)
+
+    def check_deployment(self) -> list[CheckMessage]:
+        from .redis_checks import check_server
+
+        return check_server(self)
+
+    # Answers. What has another shape than the scripts give does not come from them.
+
+    def _odd(self, reply: object) -> LockBackendError:
+        return LockBackendError(f"{self.cache} gave an answer that means nothing: {reply!r:.100}", uncertain=True)
+
+    def _number(self, reply: object) -> int:
+        if not isinstance(reply, int):
+            raise self._odd(reply)
+        return reply
+
+    def _grant(self, reply: object) -> Grant:
+        if not isinstance(reply, bytes) or len(reply) != _HEAD or not reply.isdigit():
+            raise self._odd(reply)
+        return Grant(int(reply[16:32]), int(reply[32:]) / 1e6, int(reply[:16]) / 1e6)
+
+    def _record_of(self, name: str, reply: object) -> Record | None:
+        if reply == 0:
+            return None
+        if not isinstance(reply, list) or len(reply) != 2:
+            raise self._odd(reply)
+        return self._record(name, reply[1], self._time(reply[0]))
+
+    def _page(self, reply: object) -> tuple[Any, list[Record]]:
+        if not isinstance(reply, list) or len(reply) % 2 or not reply:
+            raise self._odd(reply)
+        now = self._time(reply[0])
+        pairs = zip(reply[2::2], reply[3::2], strict=True)
+        return reply[1], [self._record(name.decode(errors="replace"), hold, now) for name, hold in pairs]
+
+    def _time(self, reply: object) -> int:
+        if not isinstance(reply, bytes) or not reply.isdigit():
+            raise self._odd(reply)
+        return int(reply)
+
+    def _record(self, name: str, hold: object, now: int) -> Record:
+        if not isinstance(hold, bytes) or not hold[:_HEAD].isdigit() or len(hold) < _HEAD_AND_OWNER:
+            raise self._odd(hold)
+        expires, token, acquired = int(hold[:16]), int(hold[16:32]), int(hold[32:_HEAD])
+        holder = hold[_HEAD_AND_OWNER:].decode(errors="replace")
+        return Record(name, holder, acquired / 1e6, expires / 1e6, (expires - now) / 1e6, token)
