@@ -43,7 +43,7 @@ class Command(BaseCommand):
         )
 
     def handle(self, *, mbox: str, workers: int, channels: int, tasks_per_channel: int, **options: object) -> None:
-        self._shown_at = 0.0
+        self._shown_at, self._in_line = 0.0, False
         try:
             with (
                 ended_by_signals(),
@@ -71,6 +71,9 @@ class Command(BaseCommand):
             raise CommandError(str(error)) from error
         except KeyboardInterrupt as error:
             raise CommandError("interrupted", returncode=130) from error
+        finally:
+            if self._in_line:  # what follows begins a line of its own
+                self.stdout.write("")
         self.stdout.write(f"\n{render([without, locked])}\n\n", ending="")
         if locked.twice or locked.lost:
             raise CommandError("messages were imported twice or lost although a lock was used")
@@ -80,6 +83,7 @@ class Command(BaseCommand):
         """On a terminal one line that is written over and over; elsewhere a line now and then."""
         if self.stdout.isatty():
             self.stdout.write(f"\r{text}\x1b[K", ending="\n" if done else "")
+            self._in_line = not done
         elif done or time.monotonic() - self._shown_at > 1:
             self.stdout.write(text)
             self._shown_at = time.monotonic()
