@@ -1,0 +1,66 @@
+"""The contract of a lock backend, as tests that every backend passes: ours, and yours.
+
+Write a :class:`Strategy` for the backend and run :class:`LockContract` with it, under unittest or pytest::
+
+    import unittest
+    from angee_jobs.locks.testing import LockContract, Strategy
+
+    class MyStrategy(Strategy):
+        alias = "mine"                    # in ANGEE_JOBS_LOCKS
+        lacks = {"break_connections": "there is no server"}
+
+        def empty(self):
+            MyStorage.clear()
+        ...
+
+    class TestMyBackend(LockContract, unittest.TestCase):
+        strategy = MyStrategy()
+
+The tests use the database aliases of ``strategy.databases`` as a project does, with commits: under Django's test
+runner, take ``django.test.TransactionTestCase`` for ``unittest.TestCase``. Other processes are started with the
+settings module of this one, so ``DJANGO_SETTINGS_MODULE`` must name it.
+
+What a test promises is in its name; one that comes from a failure which users of other libraries reported has the
+number of that failure in it.
+"""
+
+from __future__ import annotations
+
+from .base import ContractCase, eventually
+from .errors import BadInput, Broken, Secrecy
+from .exclusion import Clock, Crash, Exclusion, Ownership
+from .fencing import Fencing
+from .guard import Guard
+from .information import Information, Reaping, Signals
+from .loss import Loss
+from .peers import Peer
+from .python import Python
+from .renewal import Renewal
+from .strategy import CAPABILITIES, Strategy
+from .transactions import Transactions
+from .waiting import Waiting
+
+
+class LockContract(
+    Exclusion,
+    Ownership,
+    Crash,
+    Clock,
+    Renewal,
+    Loss,
+    Waiting,
+    Fencing,
+    Guard,
+    Transactions,
+    Broken,
+    BadInput,
+    Secrecy,
+    Python,
+    Information,
+    Reaping,
+    Signals,
+):
+    """All promises of one backend."""
+
+
+__all__ = ["CAPABILITIES", "ContractCase", "LockContract", "Peer", "Strategy", "eventually"]

@@ -1,0 +1,241 @@
+"""Promises 4 and 12: leases are renewed while a block runs and no longer, and that costs one thread."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+from unittest import mock
+
+from ..backends.base import Extension
+from ..clock import now
+from ..errors import LockBackendError, LockLostError
+from .base import KEPT, LONG, NOISE, SHORT, ContractCase, eventually
+
+
+def renewal_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("angee-locks-renewal")]
+
+
+class Renewal(ContractCase):
+    """Promise 4."""
+
+    requires = ("leases",)
+
+    def test_a_block_keeps_its_lease_for_several_ttls(self) -> None:
+        with self.lock(ttl=KEPT) as held:
+            before = held.expires_at
+            until = now() + KEPT * 2.2
+            while now() < until:
+                self.assertTrue(held.held)
+                self.assert_held()
+                time.sleep(0.1)
+            after = held.expires_at
+            if before is not None and after is not None:
+                self.assertGreater(after, before)
+        self.assert_free()
+
+    def test_a_hold_without_a_block_is_not_renewed_but_watched(self) -> None:
+        with self.hear("lock_lost") as heard:
+            held = self.lock(ttl=SHORT)
+            held.acquire()
+            self.becomes_free(within=SHORT + NOISE)
+            eventually(lambda: heard, NOISE, "lock_lost is sent")
+        self.assertTrue(held.lost)
+        self.assertFalse(held.held)
+
+    def test_a_block_that_does_not_extend_ends_with_its_lease(self) -> None:
+        with self.assertRaises(LockLostError), self.lock(ttl=SHORT, auto_extend=False) as held:
+            self.becomes_free(within=SHORT + NOISE)
+            self.assertTrue(held.lost)
+
+    def _extend(self, change: Any) -> Any:
+        """Let ``change(real, extensions, deadline)`` stand for the backend's extend()."""
+        real = self.backend.extend
+
+        def extend(extensions: Sequence[Extension], deadline: float) -> Collection[str]:
+            names = {each.name for each in extensions}
+            if not any(f":{self._testMethodName}:" in name for name in names):
+                return real(extensions, deadline)
+            return change(real, extensions, deadline)  # type: ignore[no-any-return]
+
+        return mock.patch.object(self.backend, "extend", extend)
+
+    def test_s06_one_renewal_fails_and_the_hold_survives(self) -> None:
+        calls: list[float] = []
+
+        def fail_once(real: Any, extensions: Sequence[Extension], deadline: float) -> Any:
+            calls.append(now())
+            if len(calls) == 1:
+                raise LockBackendError("the network was away for a moment")
+            return real(extensions, deadline)
+
+        with self.hear("lock_lost") as heard, self._extend(fail_once), self.lock(ttl=KEPT) as held:
+            until = now() + KEPT * 2.5
+            while now() < until:
+                self.assertTrue(held.held)
+                time.sleep(0.05)
+            self.assert_held()
+            self.assertEqual(renewal_threads().count("angee-locks-renewal"), 1)
+            eventually(lambda: renewal_threads() == ["angee-locks-renewal"], NOISE, "one renewal thread")
+        self.assertEqual(heard, [])
+        self.assertGreater(len(calls), 2)
+        self.assert_free()
+
+    def test_s08_an_error_of_one_hold_leaves_the_others_renewed(self) -> None:
+        bad = self.new_key()
+
+        def fail_for_one(real: Any, extensions: Sequence[Extension], deadline: float) -> Any:
+            if any(each.name == bad.name for each in extensions):
+                raise ValueError("a bug that concerns one hold")
+            return real(extensions, deadline)
+
+        keys = [self.new_key() for _ in range(3)]
+        with self._extend(fail_for_one), contextlib.ExitStack() as stack:
+            good = [stack.enter_context(self.lock(keys[0], ttl=KEPT))]
+            unlucky = self.lock(bad, ttl=KEPT)
+            with self.assertRaises(LockLostError), unlucky:
+                good += [stack.enter_context(self.lock(key, ttl=KEPT)) for key in keys[1:]]
+                eventually(lambda: unlucky.lost, KEPT + NOISE, "the loss is known")
+                time.sleep(KEPT)
+                for each in good:
+                    self.assertTrue(each.held)
+                    self.assert_held(each.key)
+
+    def test_s09_500_holds_at_a_server_that_takes_50_ms_a_call(self) -> None:
+        def take_50_ms(real: Any, extensions: Sequence[Extension], deadline: float) -> Any:
+            time.sleep(0.05)
+            return real(extensions, deadline)
+
+        keys = [self.new_key() for _ in range(500)]
+        with self.hear("lock_lost") as heard, contextlib.ExitStack() as stack:
+            stack.enter_context(self._extend(take_50_ms))
+            holds = [stack.enter_context(self.lock(key, ttl=3)) for key in keys]
+            last = now()
+            while now() < last + 3.2:
+                time.sleep(0.1)
+                self.assertTrue(all(each.held for each in holds))
+            for each in holds[::50]:
+                self.assertFalse(self.lock(each.key).acquire())
+        self.assertEqual(heard, [])
+
+    def test_s11_a_release_during_a_renewal_wins(self) -> None:
+        for late in ("before", "after"):
+            with self.subTest(f"the renewal is held up {late} it reaches the storage"):
+                self._release_during_a_renewal(late)
+
+    def _release_during_a_renewal(self, late: str) -> None:
+        under_way, go_on, done = threading.Event(), threading.Event(), threading.Event()
+        self.addCleanup(go_on.set)
+        key = self.new_key()
+
+        def hold_up(real: Any, extensions: Sequence[Extension], deadline: float) -> Any:
+            if not any(each.name == key.name for each in extensions):
+                return real(extensions, deadline)
+            answer = real(extensions, deadline) if late == "after" else None
+            under_way.set()
+            go_on.wait(10)
+            try:
+                return real(extensions, deadline) if answer is None else answer
+            finally:
+                done.set()
+
+        with self.hear("lock_lost") as heard, self._extend(hold_up):
+            held = self.lock(key, ttl=KEPT * 2)
+            held.__enter__()
+            self.assertTrue(under_way.wait(10))
+            leaving = self.in_background(held.release)
+            leaving.join(0.5)  # it may wait for the renewal
+            go_on.set()
+            self.assertIs(leaving.result(), True)
+            self.assertTrue(done.wait(10))
+            held.__exit__(None, None, None)
+            self.assert_free(key)
+            time.sleep(0.2)
+            self.assert_free(key, "a renewal brought the hold back")
+        self.assertEqual(heard, [])
+
+    def test_nothing_renews_after_the_block(self) -> None:
+        renewed: list[str] = []
+
+        def note(real: Any, extensions: Sequence[Extension], deadline: float) -> Any:
+            renewed.extend(each.name for each in extensions)
+            return real(extensions, deadline)
+
+        with self._extend(note):
+            with self.lock(ttl=SHORT):
+                pass
+            with self.assertRaises(ZeroDivisionError), self.lock(ttl=SHORT):
+                raise ZeroDivisionError
+            time.sleep(SHORT)
+        self.assertNotIn(self.key.name, renewed)
+
+    def test_s46_a_hold_in_a_reference_cycle_is_given_up(self) -> None:
+        def drop(enter: bool) -> None:
+            held = self.lock(ttl=LONG)
+            if enter:
+                held.__enter__()
+            else:
+                held.acquire()
+            cycle: list[Any] = [held]
+            cycle.append(cycle)
+
+        for enter in (True, False):
+            drop(enter)
+            gc.collect()
+            self.becomes_free()
+
+    def test_s46_finalizers_at_any_moment_block_nobody(self) -> None:
+        def work() -> None:
+            for number in range(40):
+                key = self.new_key()
+                held = self.lock(key, ttl=5)
+                held.acquire()
+                cycle: list[Any] = [held]
+                cycle.append(cycle)
+                del held, cycle
+                with self.lock(self.new_key(), ttl=5, timeout=5):
+                    if number % 10 == 0:
+                        gc.collect()
+
+        thresholds = gc.get_threshold()
+        gc.set_threshold(20, 2, 2)
+        try:
+            for thread in [self.in_background(work) for _ in range(3)]:
+                thread.result(40)
+        finally:
+            gc.set_threshold(*thresholds)
+        gc.collect()
+
+    def test_one_thread_renews_everything(self) -> None:
+        with contextlib.ExitStack() as stack:
+            for _ in range(20):
+                stack.enter_context(self.lock(self.new_key(), ttl=KEPT))
+            threads = {thread.ident for thread in threading.enumerate()}
+            time.sleep(KEPT)
+            self.assertEqual(renewal_threads(), ["angee-locks-renewal"])
+            self.assertLessEqual({thread.ident for thread in threading.enumerate()}, threads)
+
+    def test_renewals_are_batched(self) -> None:
+        sizes: list[int] = []
+
+        def note(real: Any, extensions: Sequence[Extension], deadline: float) -> Any:
+            sizes.append(len(extensions))
+            return real(extensions, deadline)
+
+        with self._extend(note), contextlib.ExitStack() as stack:
+            for _ in range(50):
+                stack.enter_context(self.lock(self.new_key(), ttl=3))
+            eventually(lambda: sum(sizes) >= 50, 3, "all are renewed")
+        self.assertLess(len(sizes), 20)
+
+    def test_a_short_hold_has_no_thread_and_no_renewal(self) -> None:
+        with self.lock(self.new_key()):
+            pass  # what is started once has started
+        with mock.patch.object(threading.Thread, "start", side_effect=AssertionError("a thread was started")):
+            for _ in range(10):
+                with self.lock():
+                    pass

@@ -1,0 +1,250 @@
+"""Promise 6: how long a caller waits, who wakes it, and in which order."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import threading
+import time
+from collections.abc import Callable, Collection
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+from ..clock import now
+from ..errors import LockBackendError, LockNotAcquiredError
+from ..keys import LockKey
+from ..waiting import FALLBACK_SECONDS, room_of
+from . import tasks
+from .base import LONG, NOISE, SHORT, Background, ContractCase, eventually
+
+
+class Waiting(ContractCase):
+    def waiter(self, key: LockKey | None = None, timeout: float = 20, then: Callable[[], object] = int) -> Background:
+        """A thread that waits for the lock, once it stands in line."""
+        key = key or self.key
+        room = room_of(self.backend)
+        line = room.lines.get(key.name)
+        before = len(line.bells) if line is not None else 0
+
+        def wait() -> float:
+            with self.lock(key, timeout=timeout):
+                then()
+                return now()
+
+        thread = self.in_background(wait)
+        eventually(
+            lambda: (line := room.lines.get(key.name)) is not None and len(line.bells) == before + 1,
+            what="it stands in line",
+        )
+        return thread
+
+    def test_without_a_timeout_the_lock_is_tried_once(self) -> None:
+        with self.lock(), mock.patch.object(room_of(self.backend), "join", side_effect=AssertionError("it waits")):
+            self.assertIs(self.lock().acquire(), False)
+            self.assertIs(self.lock().acquire(timeout=0), False)
+            self.assertIs(self.lock(timeout=0).acquire(), False)
+
+    def test_a_timeout_of_zero_gets_a_free_lock(self) -> None:
+        for timeout in (0, 0.0, timedelta(0)):
+            held = self.lock()
+            self.assertIs(held.acquire(timeout), True)
+            held.release()
+        with self.lock(timeout=0):
+            self.assert_held()
+
+    def test_a_free_lock_is_taken_at_once_whatever_the_timeout(self) -> None:
+        for timeout in (math.inf, 60, timedelta(minutes=1)):
+            started = now()
+            with self.lock(timeout=timeout):
+                self.assertLess(now() - started, NOISE)
+
+    def test_s17_a_wait_ends_when_its_time_is_over(self) -> None:
+        with self.lock():
+            for timeout in (0.3, timedelta(milliseconds=300)):
+                started = now()
+                self.assertIs(self.lock().acquire(timeout=timeout), False)
+                waited = now() - started
+                self.assertGreaterEqual(waited, 0.3)
+                self.assertLess(waited, 0.3 + 0.5)
+            started = now()
+            with self.assertRaises(LockNotAcquiredError), self.lock(timeout=0.3):
+                self.fail("two holders")
+            self.assertGreaterEqual(now() - started, 0.3)
+
+    def test_s17_several_waiters_all_end_when_their_time_is_over(self) -> None:
+        def wait() -> float:
+            started = now()
+            self.assertIs(self.lock().acquire(timeout=0.4), False)
+            return now() - started
+
+        with self.lock():
+            for waited in [thread.result() for thread in [self.in_background(wait) for _ in range(10)]]:
+                self.assertGreaterEqual(waited, 0.4)
+                self.assertLess(waited, 0.4 + NOISE)
+
+    def test_a_lease_that_ends_lets_a_waiter_in(self) -> None:
+        self.needs("leases")
+        late = self.lock(ttl=SHORT)
+        late.acquire()
+        with self.lock(timeout=SHORT + NOISE + 5):
+            self.assertTrue(late.lost)
+
+    def test_waiters_of_one_process_are_served_in_order(self) -> None:
+        order: list[int] = []
+        with self.lock():
+            threads = [self.waiter(then=lambda number=number: order.append(number)) for number in range(8)]
+        for thread in threads:
+            thread.result()
+        self.assertEqual(order, list(range(8)))
+
+    def test_a_newcomer_does_not_overtake_those_who_wait(self) -> None:
+        order: list[str] = []
+        held = self.lock()
+        held.acquire()
+        first = self.waiter(then=lambda: order.append("first"))
+        second = self.waiter(then=lambda: order.append("second"))
+        held.release()
+        with self.lock(timeout=20):
+            order.append("newcomer")
+        first.result()
+        second.result()
+        self.assertEqual(order, ["first", "second", "newcomer"])
+
+    def test_one_waiter_asks_for_all(self) -> None:
+        calls: list[int | None] = []
+        real_acquire, real_remaining = self.backend.acquire, self.backend.remaining
+
+        def note(real: Any) -> Any:
+            def verb(name: str, *args: Any) -> Any:
+                if name == self.key.name:
+                    calls.append(threading.get_ident())
+                return real(name, *args)
+
+            return verb
+
+        with self.lock():
+            threads = [self.waiter() for _ in range(20)]
+            time.sleep(0.3)
+            with (
+                mock.patch.object(self.backend, "acquire", note(real_acquire)),
+                mock.patch.object(self.backend, "remaining", note(real_remaining)),
+            ):
+                time.sleep(FALLBACK_SECONDS * 1.2)
+            self.assertLessEqual(len(set(calls)), 1, "more than the head of the line asked the backend")
+            self.assertLess(len(calls), 10, "the head of the line asks again and again")
+        for thread in threads:
+            thread.result()
+
+    def test_a_release_in_this_process_wakes_a_waiter(self) -> None:
+        def handover() -> float:
+            held = self.lock()
+            held.acquire()
+            thread = self.waiter()
+            released = now()
+            held.release()
+            return float(thread.result()) - released
+
+        self.assertLess(min(handover() for _ in range(5)), FALLBACK_SECONDS / 2)
+
+    def _hand_over_from(self, peer: Any) -> float:
+        self.assertTrue(peer.call(tasks.acquire, "a", self.key, ttl=LONG, backend=self.alias))
+        thread = self.waiter()
+        time.sleep(0.1)
+        released = now()
+        peer.call(tasks.release, "a")
+        return float(thread.result()) - released
+
+    def test_a_release_in_another_process_wakes_a_waiter(self) -> None:
+        peer = self.peer()
+        self.assertLess(min(self._hand_over_from(peer) for _ in range(5)), FALLBACK_SECONDS / 2)
+
+    def test_s18_a_lost_wake_up_costs_the_fallback_interval(self) -> None:
+        peer = self.peer()
+
+        def deaf(seconds: float) -> Collection[str]:
+            time.sleep(min(seconds, 0.2))
+            return ()
+
+        with mock.patch.object(self.backend, "wait_for_change", deaf):
+            time.sleep(0.3)
+            self.assertLess(self._hand_over_from(peer), FALLBACK_SECONDS + NOISE)
+
+    def test_s18_a_watcher_that_fails_costs_the_fallback_interval(self) -> None:
+        peer = self.peer()
+        with mock.patch.object(self.backend, "wait_for_change", side_effect=LockBackendError("deaf")):
+            self.assertLess(self._hand_over_from(peer), FALLBACK_SECONDS + NOISE)
+
+    def test_s20_a_waiter_struck_by_an_exception_leaves_the_line(self) -> None:
+        with self.lock():
+            struck, behind = self.waiter(), self.waiter()
+            assert struck.ident is not None
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(struck.ident), ctypes.py_object(ZeroDivisionError)
+            )
+            with self.assertRaises(ZeroDivisionError):
+                struck.result()
+        behind.result(5)
+        self.assert_free()
+
+    def test_s20_exceptions_in_waiters_all_along_the_line(self) -> None:
+        with self.lock():
+            threads = [self.waiter() for _ in range(6)]
+            for struck in threads[::2]:
+                assert struck.ident is not None
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                    ctypes.c_ulong(struck.ident), ctypes.py_object(ZeroDivisionError)
+                )
+        for number, thread in enumerate(threads):
+            if number % 2:
+                thread.result(5)
+            else:
+                try:
+                    thread.result(5)
+                except ZeroDivisionError:
+                    pass
+        self.becomes_free()
+
+    def test_s21_two_threads_that_wait_for_each_other_both_end(self) -> None:
+        other = self.new_key()
+        both = threading.Barrier(2)
+
+        def work(first: LockKey, second: LockKey) -> bool:
+            with self.lock(first):
+                both.wait(10)
+                return self.lock(second).acquire(timeout=0.5)
+
+        started = now()
+        threads = [self.in_background(work, self.key, other), self.in_background(work, other, self.key)]
+        answers = [thread.result() for thread in threads]
+        self.assertLess(now() - started, 0.5 + 2 * NOISE)
+        self.assertLess(sum(answers), 2)
+        self.assert_free()
+        self.assert_free(other)
+
+    def test_waiting_for_one_key_does_not_hold_up_others(self) -> None:
+        with self.lock():
+            thread = self.waiter()
+            for _ in range(20):
+                with self.lock(self.new_key(), timeout=5):
+                    pass
+        thread.result()
+
+    def test_s36_the_holder_goes_between_the_refusal_and_the_look(self) -> None:
+        self.needs("listing")
+        held = self.lock()
+        held.acquire()
+        real = self.backend.inspect
+
+        def look(name: str, deadline: float) -> Any:
+            held.release()
+            return real(name, deadline)
+
+        with (
+            mock.patch.object(self.backend, "inspect", look),
+            self.assertRaises(LockNotAcquiredError) as caught,
+            self.lock(),
+        ):
+            self.fail("two holders")
+        self.assertIsNone(caught.exception.holder)
+        self.assert_free()
