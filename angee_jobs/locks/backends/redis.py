@@ -85,7 +85,7 @@ class RedisLockBackend(BaseLockBackend):
         self.cache = CacheAlias(cache)
         self.connections = Connections(self.cache)
         self._until_tidy = TIDY_EVERY
-        #: The owners whose request to acquire was not answered, or not at the first time: it may still come.
+        #: The owners whose request to acquire has not been answered, or not at the first time: it may still come.
         self._unanswered: dict[str, None] = {}
 
     @functools.cached_property
@@ -118,21 +118,21 @@ class RedisLockBackend(BaseLockBackend):
         digest, lock = _digest(owner), name.encode()
         keys = (self._hold + lock, self._index, self._token, self._gone + digest)
         args = (lock, digest, _micros(ttl), holder.encode())
-        unanswered = True
+        self._note_unanswered(owner)
         try:
-            reply, unanswered = self.connections.run(_ACQUIRE, keys, args, deadline)
+            reply, repeated = self.connections.run(_ACQUIRE, keys, args, deadline)
         except LockBackendError as error:
-            unanswered = error.uncertain
+            if not error.uncertain:
+                self._unanswered.pop(owner, None)
             raise
-        finally:
-            if unanswered:
-                self._note_unanswered(owner)
+        if not repeated:
+            self._unanswered.pop(owner, None)
         return None if reply == 0 else self._grant(reply)
 
     def _note_unanswered(self, owner: str) -> None:
-        if len(self._unanswered) >= UNANSWERED_MOST:  # somebody acquires by hand, and never releases
-            self._unanswered.clear()
         self._unanswered[owner] = None
+        if len(self._unanswered) > UNANSWERED_MOST:  # somebody acquires by hand, and never releases
+            self._unanswered.pop(next(iter(list(self._unanswered))), None)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
         if not extensions:
@@ -236,7 +236,8 @@ class RedisLockBackend(BaseLockBackend):
         return self.watcher.wait(seconds)
 
     def stop_watching(self) -> None:
-        self.watcher.stop()
+        if "watcher" in self.__dict__:
+            self.watcher.stop()
 
     def close(self) -> None:
         self.connections.close()

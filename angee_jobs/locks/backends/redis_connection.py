@@ -321,8 +321,10 @@ def _connected(pool: Any, deadline: float) -> Any:
         options["protocol"] = 2
     options["decode_responses"] = False
     options["health_check_interval"] = 0
-    for name in ("retry_on_timeout", "retry_on_error"):
-        options.pop(name, None)
+    for name in list(options):
+        # Notices of maintenance need another version of the protocol, and a pool that listens to them.
+        if name.startswith("retry_on_") or "maint_notifications" in name:
+            del options[name]
     driver = pool.connection_class(**options)
     driver.connect()
     return driver
