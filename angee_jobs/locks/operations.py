@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import clock, signals
-from .backends.base import VERB_SECONDS, BaseLockBackend, HandleBackend
+from .backends.base import VERB_SECONDS, BaseLockBackend, HandleBackend, Record
 from .conf import lock_backends
 from .errors import LockBackendError
 from .keys import LockKey, lock_name
+from .renewal import renewer
 from .transactions import settle
 from .types import LockInfo, Seconds, grace_seconds
+from .waiting import room_of
 
 logger = logging.getLogger("angee_jobs.locks")
 
@@ -66,26 +68,49 @@ def held_locks(*, backend: str = "default") -> Iterator[LockInfo]:
         for info in held_locks(backend="leases"):
             print(info.name, info.holder, info.expires_at)
     """
-    settle()
     verbs = _telling(backend)
-    return map(verbs.info, verbs.list_held(clock.now() + VERB_SECONDS))
+    return map(verbs.info, held_records(backend, VERB_SECONDS))
 
 
-def force_release(key: LockKey | str, *, reason: str = "", user: Any = None, backend: str = "default") -> bool:
+def held_records(backend: str, seconds: float) -> Iterator[Record]:
+    """The same as the backend gives it, which is asked for at most ``seconds`` at a time."""
+    settle()
+    return _telling(backend).list_held(clock.now() + seconds)
+
+
+def force_release(
+    key: LockKey | str,
+    *,
+    reason: str = "",
+    user: Any = None,
+    fencing_token: int | None = None,
+    backend: str = "default",
+) -> bool:
     """Free ``key`` whoever holds it; False if nobody did.
 
     The holder is not stopped: it learns of the loss at its next renewal or check, and its late release does nothing.
     Whatever it protects may be done twice, so look first whether it still runs. ``reason`` and ``user`` are logged.
+    With ``fencing_token`` only that hold is ended: False if the key has another one by now.
 
     Example::
 
         force_release("billing-run", reason="worker-3 was switched off", user=request.user)
     """
     name = lock_name(key)
-    ended = _telling(backend).force_release(name, clock.now() + VERB_SECONDS)
+    verbs = _telling(backend)
+    deadline = clock.now() + VERB_SECONDS
+    if fencing_token is not None:
+        seen = verbs.inspect(name, deadline)
+        if seen is None or seen.fencing_token != fencing_token:
+            return False
+    ended = verbs.force_release(name, deadline)
     if ended is None:
         return False
     logger.warning("The lock %s was released by force (user: %s, reason: %s)", name, user, reason or "none given")
+    for hold in list(renewer.holds):  # one of this process need not wait for its renewal to be told
+        if hold.backend is verbs and hold.name == name and hold.fencing_token == ended.fencing_token:
+            renewer.lose(hold, "it was released by force")
+    room_of(verbs).changed(name)
     return True
 
 
