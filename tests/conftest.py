@@ -5,11 +5,13 @@ it after a test that broke it; `server_dir` is a place for a server of the test'
 packages a test skips and says why; with ANGEE_JOBS_REQUIRE_SERVERS in the environment (as in CI) it fails.
 """
 
+import contextlib
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import django
 import pytest
@@ -147,3 +149,46 @@ def redis7(redis7_server: RedisServer) -> Iterator[Server]:
     yield from healed(redis7_server)
     with redis7_server.connect() as client:
         client.flushall()
+
+
+#: The lock backends of the settings, and the server that each needs.
+LOCK_BACKENDS = {
+    "local": None,
+    "sqlite": None,
+    "postgres_table": "postgres",
+    "postgres_advisory": "postgres",
+    "redis": "valkey",
+}
+
+
+@pytest.fixture(params=LOCK_BACKENDS)
+def alias(request: pytest.FixtureRequest) -> str:
+    """Each lock backend in turn, as an alias of ANGEE_JOBS_LOCKS, with its server running."""
+    if server := LOCK_BACKENDS[request.param]:
+        request.getfixturevalue(server)
+    if request.param not in settings.ANGEE_JOBS_LOCKS:
+        pytest.skip(f"there is no lock backend {request.param!r}")
+    return request.param
+
+
+@pytest.fixture
+def as_in_production(alias: str, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Sessions stay open between requests (a test run closes each at once), and no commit waits for the disk."""
+    if not alias.startswith("postgres"):
+        yield
+        return
+    from angee_jobs.locks import lock_backends
+    from angee_jobs.locks.backends import pg, pg_pool
+
+    server = request.getfixturevalue("postgres")
+    with contextlib.ExitStack() as stack:
+        for module in (pg, pg_pool):
+            stack.enter_context(mock.patch.object(module, "in_test_run", return_value=False))
+        for statement in ("ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()"):
+            server.query(statement)
+        try:
+            yield
+        finally:
+            for statement in ("ALTER SYSTEM RESET fsync", "SELECT pg_reload_conf()"):
+                server.query(statement)
+            lock_backends.verbs(alias).close()
