@@ -49,6 +49,9 @@ _DEFAULTS = {
 }
 _PLACEHOLDER = re.compile(rb"\$(\d+)")
 
+#: How long a request waits before it looks whether a signal handler has read its answer for it, in seconds.
+_SLICE_SECONDS = 0.05
+
 # libpq's constants, here as integers so that this module can be imported without the driver.
 _CONNECTION_BAD = 1
 _POLLING_FAILED, _POLLING_READING, _POLLING_WRITING, _POLLING_OK = range(4)
@@ -255,7 +258,12 @@ class Session:
         self, statement: Statement, parameters: Sequence[Parameter], deadline: float, owner: str = ""
     ) -> list[Row]:
         """The rows of one statement. Raises SessionLost, NoAnswer, or psycopg's error if the server refused it."""
-        self.settle(deadline)
+        try:
+            self.settle(deadline)
+        except NoAnswer:
+            raise NoAnswer(sent=False) from None
+        except SessionLost as error:
+            raise SessionLost(str(error), sent=False) from error.__cause__
         if not self.look():
             raise SessionLost("the server has closed the connection", sent=False)
         request = Request(owner)
@@ -286,7 +294,7 @@ class Session:
                 self._take_notifications(pgconn)
                 if pgconn.status == _CONNECTION_BAD:
                     return False
-        except Exception:
+        except _operational_error():
             return False
         return True
 
@@ -307,13 +315,14 @@ class Session:
                 return
             if not name:  # the second time: worth preparing
                 name = b"%s_%d" % (statement.name, self._epoch)
-                request = Request()
+                request, self.pending = self.pending, Request()
                 pgconn.send_prepare(name, statement.sql)
-                self._read(request, deadline)
+                self._read(self.pending, deadline)
                 try:
-                    _rows(request.results)
+                    _rows(self.pending.results)
                 except DuplicatePreparedStatement:  # interrupted just after it had been prepared
                     pass
+                self.pending = request
                 self._prepared[statement] = name
             pgconn.send_query_prepared(name, values)
         except NoAnswer:
@@ -341,9 +350,11 @@ class Session:
                 pgconn.consume_input()
             while not request.done:
                 if pgconn.is_busy():
-                    if not wait_for(pgconn.socket, deadline - clock.now()):
+                    left = deadline - clock.now()
+                    if wait_for(pgconn.socket, min(left, _SLICE_SECONDS)):
+                        pgconn.consume_input()
+                    elif left <= _SLICE_SECONDS and not request.done:
                         raise NoAnswer(sent=True)
-                    pgconn.consume_input()
                     continue
                 result = pgconn.get_result()
                 if result is None:

@@ -1,7 +1,7 @@
 """A few sessions with PostgreSQL for requests that need none of their own.
 
-A request claims a session, and a claim frees itself when the frame that made it is gone, whatever ended the frame:
-an exception of a signal handler can strike between any two instructions, also in the code that cleans up.
+A request claims a session, and a claim is void when the frame that made it is gone, whatever ended the frame: an
+exception of a signal handler can strike between any two instructions, also in the code that cleans up.
 """
 
 from __future__ import annotations
@@ -38,13 +38,14 @@ class Slot:
 
     def __init__(self) -> None:
         self.session: Session | None = None
-        self.claims: dict[str, object] = {}
+        self.claims: dict[str, weakref.ref[Claim]] = {}
         self.thread = 0
         self.used_at = 0.0
 
     @property
     def claimed(self) -> bool:
-        return bool(self.claims)
+        by = self.claims.get("by")
+        return by is not None and by() is not None
 
     def drop_idle(self) -> None:
         session = self.session
@@ -58,20 +59,27 @@ class Slot:
 
 
 class Claim:
-    """The right to use a slot. One dict operation takes it, and only its owner ever gives it back."""
+    """The right to use a slot. One dict operation takes it; only its owner, while there is one, gives it back."""
 
-    __slots__ = ("_key", "nested", "pool", "slot")
+    __slots__ = ("__weakref__", "_key", "nested", "pool", "slot")
 
     def __init__(self, pool: Pool, slot: Slot, nested: bool = False) -> None:
         self.pool = pool
         self.slot = slot
         self.nested = nested
-        self._key = object()
+        self._key = weakref.ref(self)
 
     def take(self) -> bool:
-        if self.slot.claims.setdefault("by", self._key) is not self._key:
+        slot = self.slot
+        by = slot.claims.setdefault("by", self._key)
+        if by is not self._key and by() is None:
+            with _voiding:
+                if slot.claims.get("by") is by:
+                    slot.claims.pop("by", None)
+            by = slot.claims.setdefault("by", self._key)
+        if by is not self._key:
             return False
-        self.slot.thread = threading.get_ident()
+        slot.thread = threading.get_ident()
         return True
 
     def give_back(self) -> None:
@@ -83,7 +91,9 @@ class Claim:
             if self.pool.waiters:
                 self.pool.bell.put(None)
 
-    __del__ = give_back
+
+#: Held by whoever removes a void claim; re-entrant for signal handlers.
+_voiding = threading.RLock()
 
 
 class Pool:
@@ -136,18 +146,20 @@ class Pool:
         slots = self.slots
         for slot in slots:  # nearly always the first one is it
             session = slot.session
-            if session is not None and not slot.claims and not session.busy:
+            if session is not None and not slot.claimed and not session.busy:
                 claim = Claim(self, slot)
                 if claim.take():
                     return claim
-        free = [slot for slot in slots if not slot.claims]
+        free = [slot for slot in slots if not slot.claimed]
         for slot in sorted(free, key=lambda slot: slot.session is not None):  # new ones before busy ones
             claim = Claim(self, slot)
             if claim.take():
                 return claim
         me = threading.get_ident()
         for slot in slots:
-            if slot.thread == me:  # we are a signal handler that has interrupted a request of this very thread
+            if (
+                slot.thread == me and slot.claimed
+            ):  # we are a signal handler that has interrupted a request of this very thread
                 if self.shared:
                     return Claim(self, slot, nested=True)
                 slots.append(Slot())
