@@ -31,9 +31,9 @@ else:
 T = TypeVar("T")
 
 #: A lease that has to run out in a test, in seconds.
-SHORT = 0.6
+SHORT = 0.4
 #: A lease that has to be kept by renewals. A thread that is served late by half a second still keeps it.
-KEPT = 1.2
+KEPT = 0.9
 #: A lease that must not end during a test.
 LONG = 60.0
 #: How late something may happen that has to happen on time.
@@ -96,6 +96,8 @@ class ContractCase(_Base):
         self.addCleanup(self.strategy.tear_down)
         self.strategy.set_up()
         self.addCleanup(self._look_for_leftovers)
+        self._threads: list[Background] = []
+        self.addCleanup(self._join_threads)  # after the cleanups of the test, which may be what they wait for
         part.prepare(self)
 
     def prepare(self) -> None:
@@ -142,7 +144,7 @@ class ContractCase(_Base):
 
     def in_background(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> Background:
         thread = Background(function, *args, **kwargs)
-        self.addCleanup(thread.join, 20)
+        self._threads.append(thread)
         return thread
 
     def peer(self) -> Peer:
@@ -181,6 +183,11 @@ class ContractCase(_Base):
                 signal.disconnect(receive)
 
     # What is left over.
+
+    def _join_threads(self) -> None:
+        for thread in self._threads:
+            thread.join(20)
+            self.assertFalse(thread.is_alive(), f"{thread.name} hangs")
 
     def _look_for_leftovers(self) -> None:
         found: list[str] = []

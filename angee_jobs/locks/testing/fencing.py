@@ -66,8 +66,8 @@ class Fencing(ContractCase):
 
     def test_s04_up_over_an_emptied_storage(self) -> None:
         self.needs("empty")
-        for _ in range(5):
-            for _ in range(10):
+        for _ in range(3):
+            for _ in range(5):
                 self.take()
             self.strategy.empty()
             self.take()

@@ -90,7 +90,7 @@ class Transactions(TransactionCase):
         with transaction.atomic(using):
             with self.lock(ttl=KEPT):
                 self.write(using)
-            until = now() + KEPT * 1.5
+            until = now() + KEPT * 1.3
             while now() < until:
                 self.assertFalse(self.elsewhere())
         self.assertTrue(self.elsewhere())
@@ -337,7 +337,7 @@ class Transactions(TransactionCase):
             with self.lock():
                 self.write(using)
             self.assertFalse(peer.call(tasks.acquire, "a", self.key, ttl=SHORT, backend=self.alias))
-            peer.begin(tasks.acquire, "b", self.key, 20, ttl=SHORT, backend=self.alias)
+            peer.begin(tasks.acquire, "b", self.key, 20, ttl=5, backend=self.alias)
         self.assertTrue(peer.result())
         self.assertTrue(peer.call(tasks.release, "b"))
 

@@ -61,12 +61,11 @@ class Waiting(ContractCase):
 
     def test_s17_a_wait_ends_when_its_time_is_over(self) -> None:
         with self.lock():
-            for timeout in (0.3, timedelta(milliseconds=300)):
-                started = now()
-                self.assertIs(self.lock().acquire(timeout=timeout), False)
-                waited = now() - started
-                self.assertGreaterEqual(waited, 0.3)
-                self.assertLess(waited, 0.3 + 0.5)
+            started = now()
+            self.assertIs(self.lock().acquire(timeout=timedelta(milliseconds=300)), False)
+            waited = now() - started
+            self.assertGreaterEqual(waited, 0.3)
+            self.assertLess(waited, 0.3 + 0.5)
             started = now()
             with self.assertRaises(LockNotAcquiredError), self.lock(timeout=0.3):
                 self.fail("two holders")
@@ -124,8 +123,8 @@ class Waiting(ContractCase):
             return verb
 
         with self.lock():
-            threads = [self.waiter() for _ in range(20)]
-            time.sleep(0.3)
+            threads = [self.waiter() for _ in range(8)]
+            time.sleep(0.1)
             with (
                 mock.patch.object(self.backend, "acquire", note(real_acquire)),
                 mock.patch.object(self.backend, "remaining", note(real_remaining)),
