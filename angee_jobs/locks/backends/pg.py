@@ -166,8 +166,18 @@ class Session:
     pooler is in between, nothing is left on the server's connection, which may be another client's next.
     """
 
-    def __init__(self, alias: str, deadline: float, settings: dict[str, str] | None = None, **extra: str) -> None:
-        """Connect, within the deadline. ``extra``: parameters for libpq where the user has not set them."""
+    def __init__(
+        self,
+        alias: str,
+        deadline: float,
+        settings: dict[str, str] | None = None,
+        forced: dict[str, str] | None = None,
+        **extra: str,
+    ) -> None:
+        """Connect, within the deadline.
+
+        ``extra``: parameters for libpq where the user has not set them; ``forced``: also where they have.
+        """
         self.alias = alias
         self.database = database_name(alias)
         self.generation = process.generation
@@ -184,17 +194,19 @@ class Session:
         self._prefix = b""
         _sessions[id(self)] = self
         try:
-            self._connect(deadline, settings or {}, extra)
+            self._connect(deadline, settings or {}, extra, forced or {})
         except BaseException:
             self.close()
             raise
 
-    def _connect(self, deadline: float, settings: dict[str, str], extra: dict[str, str]) -> None:
+    def _connect(
+        self, deadline: float, settings: dict[str, str], extra: dict[str, str], forced: dict[str, str]
+    ) -> None:
         from psycopg import Error, conninfo, pq
 
         parameters, role = connection_parameters(self.alias)
         try:
-            text = conninfo.make_conninfo("", **(extra | parameters))
+            text = conninfo.make_conninfo("", **(extra | parameters | forced))
         except Error as error:
             raise ImproperlyConfigured(f"The database {self.alias!r} cannot be connected to: {error}") from error
         pgconn = self._pgconn = pq.PGconn.connect_start(text.encode())
@@ -236,7 +248,10 @@ class Session:
         self.direct = self.server_pid == pgconn.backend_pid
         if not self.direct:
             # Sent along with each statement, in one implicit transaction, after which nothing of it is left.
-            self._prefix = b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 0; "
+            self._prefix = (
+                b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 0; "
+                b"SET LOCAL synchronous_commit = on; "
+            )
             if role:
                 from psycopg import pq
 

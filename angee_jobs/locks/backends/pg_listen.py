@@ -61,7 +61,7 @@ class Listener:
             session = None
         if session is None:
             deadline = clock.now() + CONNECT_SECONDS
-            session = self._session = Session(self.alias, deadline)
+            session = self._session = Session(self.alias, deadline, fallback_application_name="angee_jobs waiting")
             if not session.direct and not self.through_pooler:
                 # It would be the server's connection that listens, whoever is its next client.
                 self._drop()

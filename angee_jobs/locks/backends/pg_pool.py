@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
 
 from .. import clock, process
@@ -99,20 +99,30 @@ _voiding = threading.RLock()
 class Pool:
     """At most ``size`` sessions to one database, the ones used last first.
 
-    ``settings`` and ``extra`` are passed to each :class:`Session`. With ``shared``, a signal handler that interrupts
-    a request joins it on its session; otherwise it gets one more.
+    ``settings``, ``forced`` and ``extra`` are passed to each :class:`Session`. With ``shared``, a signal handler that
+    interrupts a request joins it on its session; otherwise it gets one more.
     """
 
     def __init__(
-        self, alias: str, size: int, *, shared: bool = False, settings: dict[str, str] | None = None, **extra: str
+        self,
+        alias: str,
+        size: int,
+        *,
+        shared: bool = False,
+        settings: dict[str, str] | None = None,
+        forced: dict[str, str] | None = None,
+        **extra: str,
     ) -> None:
         self.alias = alias
         self.size = size
         self.shared = shared
         self.settings = settings
+        self.forced = forced
         self.extra = extra
         #: Whether connections reach the server itself; None as long as there was none.
         self.direct: bool | None = None
+        #: Whether the sessions carry something that would end with them, so that they must not be closed.
+        self.in_use: Callable[[], bool] = lambda: False
         self._reset()
 
     def _reset(self) -> None:
@@ -174,13 +184,17 @@ class Pool:
                 return session
             slot.drop()
         try:
-            session = slot.session = Session(self.alias, deadline, self.settings, **self.extra)
+            session = Session(self.alias, deadline, self.settings, self.forced, **self.extra)
         except (SessionLost, NoAnswer) as error:
             raise LockBackendError(f"The database {self.alias!r} cannot be connected to: {error}") from driver_error(
                 error
             )
         except _driver_errors() as error:
             raise LockBackendError(f"The database {self.alias!r} cannot be used: {error}") from error
+        if slot.session is not None:  # a signal handler has opened it meanwhile
+            session.close()
+            return slot.session
+        slot.session = session
         self.direct = session.direct
         _janitor.watch(self)
         return session
@@ -268,7 +282,8 @@ class Pool:
             claim = Claim(self, slot)
             try:
                 if slot.session is not None and now - slot.used_at >= seconds and claim.take():
-                    slot.drop_idle()
+                    if not self.in_use():
+                        slot.drop_idle()
             finally:
                 claim.give_back()
         return any(slot.session is not None for slot in self.slots)
