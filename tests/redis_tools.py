@@ -38,14 +38,14 @@ def url(server: RespServer, query: str = "") -> str:
 
 
 @contextlib.contextmanager
-def backend_for(cache: dict[str, Any], **options: Any) -> Iterator[RedisLockBackend]:
-    """The lock backend "temporary" over a cache of these settings."""
-    if cache["BACKEND"] == DJANGO_REDIS:
+def backend_for(entry: dict[str, Any], **options: Any) -> Iterator[RedisLockBackend]:
+    """The lock backend "temporary" over a cache with that entry in CACHES."""
+    if entry["BACKEND"] == DJANGO_REDIS:
         from django_redis.pool import ConnectionFactory
 
         ConnectionFactory._pools.clear()  # kept by URL alone, whatever the other options are
     locks = {"temporary": {"BACKEND": "angee_jobs.locks.RedisLockBackend", "OPTIONS": {"cache": "temporary"} | options}}
-    with override_settings(CACHES={"temporary": cache}, ANGEE_JOBS_LOCKS=locks):
+    with override_settings(CACHES={"temporary": entry}, ANGEE_JOBS_LOCKS=locks):
         backend = lock_backends["temporary"]
         assert isinstance(backend, RedisLockBackend)
         try:

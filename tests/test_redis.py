@@ -372,14 +372,16 @@ def test_connections_that_are_killed_all_the_time(one, valkey):
                 assert take(one, name, owner) is not None
             except LockBackendError:
                 errors += 1
-            try:
-                one.release(name, owner, soon())
-            except LockBackendError:
-                errors += 1
+            for _ in range(20):  # as the renewal thread does
+                try:
+                    one.release(name, owner, soon())
+                    break
+                except LockBackendError:
+                    errors += 1
     finally:
         stop.set()
         killer.join()
-    assert errors < 200
+    assert errors < 400
     assert list(one.list_held(soon())) == []
 
 

@@ -33,17 +33,14 @@ class CacheAlias:
         if self._pool is None:
             from django.core.cache import caches
 
-            self._require()
+            problem = self.problem()
+            if problem is not None:
+                raise ImproperlyConfigured(f"RedisLockBackend: {problem.text} {problem.hint}")
             # Not caches[alias], which belongs to a thread, and is closed at the end of its request.
             cache: Any = caches.create_connection(self.alias)
             client = cache.client if hasattr(cache, "client") else cache._cache  # django-redis, Django
             self._pool = client.get_client(write=True).connection_pool
         return self._pool
-
-    def _require(self) -> None:
-        problem = self.problem()
-        if problem is not None:
-            raise ImproperlyConfigured(f"RedisLockBackend: {problem.text} {problem.hint}")
 
     def prefix(self) -> str:
         """What the keys and channels of the cache's locks begin with.
@@ -54,8 +51,7 @@ class CacheAlias:
         """
         from django.conf import settings
 
-        self._require()
-        entry = settings.CACHES[self.alias]
+        entry = settings.CACHES.get(self.alias) or {}
         own = f"{entry.get('KEY_PREFIX', '')}:{entry.get('VERSION', 1)}"
         return "{" + own.replace("{", "%7B").replace("}", "%7D") + ":angee-locks}:"
 

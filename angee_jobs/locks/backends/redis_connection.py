@@ -14,6 +14,7 @@ it an exception of a signal handler at any instruction, ends it: a pending reply
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import functools
 import hashlib
@@ -22,10 +23,11 @@ import queue
 import select
 import socket
 import struct
-import threading
 import weakref
 from collections.abc import Sequence
 from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
 
 from .. import clock, process
 from ..errors import LockBackendError
@@ -268,15 +270,15 @@ class Connections:
         """A new connection.
 
         Connecting is many steps (the look-up of the host, Sentinels, TLS, the password), and not all of them know a
-        deadline. So a thread does it, and whoever has no time left leaves it alone.
+        deadline. So a thread does it, and whoever has no time left leaves it alone. The first one also imports the
+        driver there, where no signal handler's exception can leave a module half-imported.
         """
-        pool = self._cache.pool()
         answers: queue.SimpleQueue[Wire | Exception] = queue.SimpleQueue()
         left_alone = False
 
         def connect() -> None:
             try:
-                wire = Wire(_connected(pool, deadline))
+                wire = Wire(_connected(self._cache.pool(), deadline))
             except Exception as error:
                 answers.put(error)
                 return
@@ -287,7 +289,8 @@ class Connections:
 
         try:
             try:
-                threading.Thread(target=connect, name="angee-locks-connect", daemon=True).start()
+                # One call in C. Thread.start() is many in Python, which a signal handler's exception leaves half-way.
+                _thread.start_new_thread(connect, ())
             except RuntimeError:  # at the interpreter's exit, or the system's limit
                 connect()
             answer = answers.get(timeout=max(0.001, deadline - clock.now()))
@@ -298,6 +301,8 @@ class Connections:
         except BaseException:
             left_alone = True
             raise
+        if isinstance(answer, ImproperlyConfigured):
+            raise answer
         if isinstance(answer, Exception):
             raise self._failed(f"cannot be reached: {answer}", uncertain=uncertain) from answer
         return answer

@@ -3,15 +3,14 @@
 Each lock has a channel of its own, so that a process hears of nothing that it does not wait for, and a release that
 nobody waits for costs the server a look into an empty table.
 
-All of the connection's traffic is on the thread that waits. Others note what they want and ring: TLS sockets are not
-made for two threads.
+All of the connection's traffic is on the thread that waits, of which there is one: TLS sockets are not made for two.
+Others note what they want, and ring.
 """
 
 from __future__ import annotations
 
 import select
 import socket
-import threading
 import weakref
 from collections.abc import Collection
 
@@ -39,11 +38,11 @@ class Watcher:
         _instances.add(self)
 
     def _forget(self) -> None:
-        self._inside = threading.Lock()
         self._wanted: dict[str, float] = {}
         self._subscribed: dict[str, bool] = {}  # whether it is confirmed
         self._wire: Wire | None = None
         self._bell: tuple[socket.socket, socket.socket] | None = None
+        self._inside = False
         self._stopping = False
         self._refused_until = 0.0
         self._heard_at = 0.0
@@ -64,61 +63,56 @@ class Watcher:
             self._ring()
 
     def stop(self) -> None:
+        # Without a mutex, which a signal handler's exception might leave locked. Should a new wait begin just now and
+        # lose its connection to this, then it makes another one.
         self._stopping = True
         self._ring()
-        self._close_if_nobody_is_inside()
+        if not self._inside:
+            self._end()
 
-    def _ring(self) -> None:
-        bell = self._bell
-        if bell is not None:
-            try:
-                bell[1].send(b"!")
-            except OSError:  # it rings already, or was just closed
-                pass
-
-    # On the thread that waits.
-
-    def wait(self, seconds: float) -> Collection[str] | None:
-        """As ``wait_for_change`` of the backend."""
-        deadline = clock.now() + seconds
-        if not self._inside.acquire(timeout=seconds):
-            return ()
-        try:
-            if self._stopping:
-                return ()
-            if self._bell is None:
-                self._bell = socket.socketpair()
-                for end in self._bell:
-                    end.setblocking(False)
-            return self._wait(deadline)
-        except (OSError, Garbled) as error:
-            self._hang_up()
-            raise LockBackendError(f"The connection that hears of releases broke: {error}") from error
-        except BaseException:
-            self._hang_up()
-            raise
-        finally:
-            self._inside.release()
-            if self._stopping:
-                self._close_if_nobody_is_inside()
-
-    def _close_if_nobody_is_inside(self) -> None:
-        if self._inside.acquire(blocking=False):
-            try:
-                self._hang_up()
-                self._wanted.clear()
-                bell, self._bell = self._bell, None
-                for end in bell or ():
-                    end.close()
-                self._stopping = False
-            finally:
-                self._inside.release()
+    def _end(self) -> None:
+        self._hang_up()
+        self._wanted.clear()
+        self._stopping = False
 
     def _hang_up(self) -> None:
         wire, self._wire = self._wire, None
         self._subscribed = {}
         if wire is not None:
             wire.close()
+
+    def _ring(self) -> None:
+        bell = self._bell
+        if bell is not None:
+            try:
+                bell[1].send(b"!")
+            except OSError:  # full of rings
+                pass
+
+    # On the thread that waits.
+
+    def wait(self, seconds: float) -> Collection[str] | None:
+        """As ``wait_for_change`` of the backend."""
+        self._inside = True
+        try:
+            if self._stopping:
+                return ()
+            if self._bell is None:
+                bell = socket.socketpair()
+                for end in bell:
+                    end.setblocking(False)
+                self._bell = bell
+            return self._wait(clock.now() + seconds)
+        except (OSError, ValueError, Garbled) as error:  # ValueError: closed by stop() just now
+            self._hang_up()
+            raise LockBackendError(f"The connection that hears of releases broke: {error}") from error
+        except BaseException:
+            self._hang_up()
+            raise
+        finally:
+            self._inside = False
+            if self._stopping:
+                self._end()
 
     def _wait(self, deadline: float) -> Collection[str] | None:
         is_new = False
@@ -166,7 +160,7 @@ class Watcher:
         else:
             ready = {each.fileno() for each in select.select(sockets, [], [], left)[0]}
         if bell[0].fileno() in ready:
-            bell[0].recv(4096)
+            bell[0].recv(65536)
             if wire is None and not self._stopping:
                 return self._sleep(None, deadline)
         return wire is not None and wire.sock.fileno() in ready

