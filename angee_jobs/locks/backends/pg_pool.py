@@ -47,6 +47,11 @@ class Slot:
         by = self.claims.get("by")
         return by is not None and by() is not None
 
+    @property
+    def claimed_here(self) -> bool:
+        """Whether we are a signal handler that has interrupted a request of this very thread."""
+        return self.claimed and self.thread == threading.get_ident()
+
     def drop_idle(self) -> None:
         session = self.session
         if session is not None and not session.busy:
@@ -133,6 +138,10 @@ class Pool:
 
     # Claims.
 
+    @property
+    def interrupted_here(self) -> bool:
+        return any(slot.claimed_here for slot in self.slots)
+
     def claim(self, deadline: float) -> Claim:
         """A slot for the caller alone; NoAnswer if none comes free in time."""
         if self.generation != process.generation:
@@ -165,11 +174,8 @@ class Pool:
             claim = Claim(self, slot)
             if claim.take():
                 return claim
-        me = threading.get_ident()
         for slot in slots:
-            if (
-                slot.thread == me and slot.claimed
-            ):  # we are a signal handler that has interrupted a request of this very thread
+            if slot.claimed_here:
                 if self.shared:
                     return Claim(self, slot, nested=True)
                 slots.append(Slot())

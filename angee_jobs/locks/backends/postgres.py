@@ -91,10 +91,17 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         key = advisory_key(name)
         entry = Entry(name, key, owner, holder)
+        pause = 0.0002
         while (present := self._holds.setdefault(key, entry)) is not entry:
-            if present.alive:
+            if not present.alive:
+                self._drop(present)
+            elif present.granted or self._pool.interrupted_here:
                 return None
-            self._drop(present)
+            elif clock.now() >= deadline:
+                raise LockBackendError(f"An earlier try for {name} has still not been answered", name=name)
+            else:
+                time.sleep(pause)
+                pause = min(pause * 2, 0.02)
         if len(self._holds) > MAX_HOLDS:
             self._drop(entry)
             raise LockBackendError(
@@ -237,7 +244,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         """Leave the mark that makes a release tell us. None, for only a try can show whether the lock is free now."""
         key = advisory_key(name)
         entry = self._holds.get(key)
-        if entry is not None and entry.alive:
+        if entry is not None and entry.granted and entry.alive:
             return float("inf")  # ours: its release rings in this process
         marker = marker_key(name)
         self._waited[str(key)] = name

@@ -1,0 +1,71 @@
+"""The contract suite over the session locks: on a direct connection, and through session pooling."""
+
+import unittest
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.conf import settings
+from django.db import connections
+from django.test import override_settings
+
+from angee_jobs.locks import LockKey, clock, lock_backends, lock_info, testing
+from angee_jobs.locks.backends.pg_advisory import UNLOCK, advisory_key
+from angee_jobs.locks.testing import information
+from tests.servers import eventually
+from tests.strategies import PostgresTable
+
+
+class Advisory(PostgresTable):
+    alias = "postgres_advisory"
+    databases = ("postgres",)
+    lacks = {
+        "leases": "a session lock has no end of its own",
+        "empty": "there is nothing stored",
+        "unreachable": "who ends its session ends its holds",
+    }
+
+    def delete_hold(self, key: LockKey) -> None:
+        """End the hold on the server, on its own session, behind the back of its process."""
+        backend: Any = lock_backends[self.alias]
+        slot = backend._pool.slots[0]
+        assert slot.session.execute(UNLOCK, [advisory_key(key.name)], clock.now() + 5) == [(b"t",)]
+        backend._doubtful = True
+
+
+class AdvisoryContract(testing.LockContract):
+    strategy = Advisory()
+
+    def test_a_hold_of_another_process_is_known(self):
+        """The holder is published in the background, for holds that have lasted a second."""
+        with mock.patch.object(information, "lock_info", known_soon):
+            super().test_a_hold_of_another_process_is_known()
+
+
+def known_soon(key, *, backend):
+    assert lock_info(key, backend=backend).name == key.name
+    return eventually(lambda: (info := lock_info(key, backend=backend)) and info.holder and info)
+
+
+class TestAdvisory(AdvisoryContract, unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def _server(self, postgres):
+        self.strategy.server = postgres
+        with configured("postgres"):
+            yield
+
+
+class TestAdvisoryThroughSessionPooling(AdvisoryContract, unittest.TestCase):
+    @pytest.fixture(autouse=True)
+    def _server(self, postgres, pgbouncer_session):
+        self.strategy.server = postgres
+        pooled = {"HOST": str(pgbouncer_session.directory), "PORT": str(pgbouncer_session.port)}
+        connections.settings["pooled"] = connections.settings["postgres"] | pooled
+        with configured("pooled"):
+            yield
+        del connections.settings["pooled"]
+
+
+def configured(alias: str) -> Any:
+    entry = {"BACKEND": "angee_jobs.locks.backends.postgres.PostgresAdvisoryLockBackend", "OPTIONS": {"alias": alias}}
+    return override_settings(ANGEE_JOBS_LOCKS=settings.ANGEE_JOBS_LOCKS | {"postgres_advisory": entry})
