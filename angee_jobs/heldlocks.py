@@ -8,13 +8,12 @@ cannot be asked costs its error and at most ``BACKEND_SECONDS``; whatever there 
 from __future__ import annotations
 
 import dataclasses
-import heapq
 import json
 import logging
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlencode
@@ -25,7 +24,7 @@ from .locks import clock
 from .locks.backends.base import BaseLockBackend, Record, parse_holder, to_datetime
 from .locks.conf import lock_backends
 from .locks.errors import LockError
-from .locks.keys import LockKey
+from .locks.keys import PREFIX, LockKey
 from .locks.operations import held_records
 from .locks.types import Holder
 
@@ -145,57 +144,98 @@ class Listing:
 def listing(query: Query) -> Listing:
     """The page that ``query`` asks for; the last one if there are fewer pages."""
     found = Listing(query)
-    key = _sort_key(query.order)
-    pick = heapq.nlargest if query.order.startswith("-") else heapq.nsmallest
-    records = pick(query.page * PAGE_ROWS, _matching(found), key=key)
+    best = _Best(query.order, query.page * PAGE_ROWS)
+    _read(found, best)
     page = min(query.page, found.pages)
     found.query = dataclasses.replace(query, page=page)
+    records = best.in_order()
     now = clock_of(records)
     found.rows = [_row(record, alias, now) for record, alias in records[(page - 1) * PAGE_ROWS :][:PAGE_ROWS]]
     return found
 
 
+class _Best:
+    """The first so-many records in the asked order, of however many are added.
+
+    Most of many records are worse than what is there already, and cost one comparison. Unknown values come last.
+    """
+
+    def __init__(self, order: str, keep: int) -> None:
+        self._descending = order.startswith("-")
+        self._value_of = ORDERS[order.removeprefix("-")]
+        self._keep = keep
+        self._known: list[tuple[Any, str, str, Record]] = []
+        self._unknown: list[tuple[str, str, Record]] = []
+        self._limit: Any = None
+
+    def add(self, record: Record, alias: str) -> None:
+        value = self._value_of(record, alias)
+        if value is None:
+            self._unknown.append((record.name, alias, record))
+            return
+        limit = self._limit
+        if limit is not None and (value < limit if self._descending else value > limit):
+            return
+        self._known.append((value, record.name, alias, record))
+        if len(self._known) >= 2 * self._keep + 1000:
+            self._cut()
+            self._limit = self._known[-1][0]
+
+    def _cut(self) -> None:
+        self._known.sort(key=lambda entry: entry[:3], reverse=self._descending)
+        del self._known[self._keep :]
+
+    def in_order(self) -> list[tuple[Record, str]]:
+        self._cut()
+        unknown = sorted(self._unknown, key=lambda entry: entry[:2]) if len(self._known) < self._keep else []
+        ordered = [(record, alias) for _, _, alias, record in self._known]
+        return [*ordered, *((record, alias) for _, alias, record in unknown)]
+
+
 def kind_of(name: str) -> str:
-    """The namespace of a lock's name, as it is spelled there."""
-    pieces = name.split(":", 2)
-    return pieces[1] if len(pieces) == 3 else ""
+    """The namespace of a lock's name, as it is spelled there; empty if it is no lock's name."""
+    end = name.find(":", len(PREFIX))
+    return name[len(PREFIX) : end] if end > 0 and name.startswith(PREFIX) else ""
 
 
-def _matching(found: Listing) -> Iterator[tuple[Record, str]]:
-    """The holds that match, counted on the way."""
-    query, matches = found.query, _search(found.query.search)
-    for record, alias in _read(found):
-        kind = kind_of(record.name)
-        found.kinds[kind] += 1
-        if (not query.kind or query.kind == kind) and matches(record):
-            found.matching += 1
-            yield record, alias
-
-
-def _read(found: Listing) -> Iterator[tuple[Record, str]]:
+def _read(found: Listing, best: _Best) -> None:
+    """Put what matches into ``best``, and into ``found`` what there is."""
     end = clock.now() + PAGE_SECONDS
     try:
         aliases = list(lock_backends)
     except ImproperlyConfigured as error:
         found.misconfigured = str(error)
         return
-    wanted = found.query.backend
+    query = found.query
+    found.backends.update(dict.fromkeys(aliases, 0))
     for alias in aliases:
-        found.backends[alias] = 0
-    for alias in aliases:
-        if wanted and alias != wanted:
-            continue
-        try:
-            limit = min(BACKEND_SECONDS, max(0.1, end - clock.now()))
-            for count, record in enumerate(held_records(alias, limit)):
-                if count % LOOK_EVERY == LOOK_EVERY - 1 and clock.now() > end:
-                    found.unfinished.append(alias)
-                    break
-                found.read += 1
-                found.backends[alias] += 1
-                yield record, alias
-        except Exception as error:
-            found.errors[alias] = explain(error, alias)
+        if not query.backend or alias == query.backend:
+            try:
+                _read_backend(found, best, alias, end)
+            except Exception as error:
+                found.errors[alias] = explain(error, alias)
+
+
+def _read_backend(found: Listing, best: _Best, alias: str, end: float) -> None:
+    kind_wanted, matches = found.query.kind, _search(found.query.search)
+    limit = min(BACKEND_SECONDS, max(0.1, end - clock.now()))
+    kinds: Counter[str] = found.kinds
+    read = matching = 0
+    try:
+        for record in held_records(alias, limit):
+            if read % LOOK_EVERY == LOOK_EVERY - 1 and clock.now() > end:
+                found.unfinished.append(alias)
+                break
+            read += 1
+            kind = kind_of(record.name)
+            kinds[kind] += 1
+            if (not kind_wanted or kind_wanted == kind) and (matches is None or matches(record)):
+                matching += 1
+                best.add(record, alias)
+    finally:
+        found.read += read
+        found.backends[alias] += read
+        found.matching += matching
 
 
 def explain(error: Exception, alias: str) -> str:
@@ -206,24 +246,11 @@ def explain(error: Exception, alias: str) -> str:
     return f"{type(error).__name__}; the log says more"
 
 
-def _sort_key(order: str) -> Callable[[tuple[Record, str]], Any]:
-    value_of, descending = ORDERS[order.removeprefix("-")], order.startswith("-")
-
-    def key(item: tuple[Record, str]) -> Any:
-        record, alias = item
-        value = value_of(record, alias)
-        if value is None:
-            return not descending, 0, record.name, alias
-        return descending, value, record.name, alias
-
-    return key
-
-
-def _search(text: str) -> Callable[[Record], bool]:
-    """Whether every word of ``text`` is in the key or the holder, in any case."""
+def _search(text: str) -> Callable[[Record], bool] | None:
+    """Whether every word of ``text`` is in the key or the holder, in any case; None: there are no words."""
     words = text.casefold().split()
     if not words:
-        return lambda record: True
+        return None
     plain = [word for word in words if _PLAIN.fullmatch(word)]
 
     def matches(record: Record) -> bool:
@@ -252,7 +279,7 @@ def parse_key(name: str) -> LockKey | None:
         return None
 
 
-def clock_of(records: list[tuple[Record, str]]) -> dict[str, float]:
+def clock_of(records: Sequence[tuple[Record, str]]) -> dict[str, float]:
     """What time it is at each backend, which a lease tells; the page's own clock may be wrong."""
     return {
         alias: record.expires_at - record.expires_in

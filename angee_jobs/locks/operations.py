@@ -142,8 +142,12 @@ def reap(backend: str, grace: float, batch_size: int) -> int:
 
 def expired_locks(*, grace: Seconds = 0, backend: str = "default") -> Iterator[LockInfo]:
     """What :func:`reap_expired_locks` would remove now."""
-    verbs = lock_backends.verbs(backend)
-    return map(verbs.info, verbs.list_expired(grace_seconds(grace), clock.now() + VERB_SECONDS))
+    return map(lock_backends.verbs(backend).info, expired_records(backend, grace))
+
+
+def expired_records(backend: str, grace: Seconds = 0) -> Iterator[Record]:
+    """The same as the backend gives it."""
+    return lock_backends.verbs(backend).list_expired(grace_seconds(grace), clock.now() + VERB_SECONDS)
 
 
 def _telling(alias: str) -> BaseLockBackend:

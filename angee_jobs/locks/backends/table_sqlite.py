@@ -91,10 +91,13 @@ _RECORD = "SELECT name, holder, acquired_at, expires - ?2, fencing_token, boot =
 _INSPECT = f"{_RECORD} WHERE name = ?3 AND expires > ?2 AND boot = ?1"
 _HELD = f"{_RECORD} WHERE name > ?3 AND expires > ?2 AND boot = ?1 ORDER BY name LIMIT ?4"
 _EXPIRED = "owner <> '' AND (expires <= ?2 - ?3 OR boot <> ?1)"
-_LIST_EXPIRED = f"{_RECORD} WHERE {_EXPIRED}"
+_LIST_EXPIRED = f"{_RECORD} WHERE {_EXPIRED} AND name > ?4 ORDER BY name LIMIT ?5"
 _REMAINING = "SELECT expires - ?2 FROM lock WHERE name = ?3 AND expires > ?2 AND boot = ?1"
 _IDLE = "owner = '' AND (expires <= ?2 - ?3 OR boot <> ?1)"
-_REMOVE = "DELETE FROM lock WHERE name IN (SELECT name FROM lock WHERE {which} LIMIT ?4) RETURNING fencing_token"
+_REMOVE = """
+DELETE FROM lock WHERE name IN (SELECT name FROM lock WHERE {which} AND name > ?5 ORDER BY name LIMIT ?4)
+RETURNING name, fencing_token
+"""
 _RAISE_FLOOR = "UPDATE floor SET fencing_token = max(fencing_token, ?)"
 
 T = TypeVar("T")
@@ -133,6 +136,7 @@ class SqliteTableLockBackend(TableLockBackend):
         self._connection: sqlite3.Connection | None = None
         self._opened_for = ""
         self._until_tidy = TIDY_EVERY
+        self._reaped_to = ""
         self._quiet_since = 0.0
         self._seen_version = 0
         self._stop = threading.Event()
@@ -258,28 +262,48 @@ class SqliteTableLockBackend(TableLockBackend):
         return None if row is None else _record(row)
 
     def list_held(self, deadline: float) -> Iterator[Record]:
-        after = ""  # page by page, so that a slow reader keeps no snapshot of the file
-        while rows := self._rows(deadline, _HELD, after, 1000):
+        return self._pages(deadline, _HELD)
+
+    def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
+        return self._pages(deadline, _LIST_EXPIRED, grace)
+
+    def _pages(self, deadline: float, statement: str, *parameters: Any) -> Iterator[Record]:
+        """Page by page, so that a slow reader keeps no snapshot of the file."""
+        after = ""
+        while rows := self._rows(deadline, statement, *parameters, after, 1000):
             yield from map(_record, rows)
             after = rows[-1][0]
             deadline = max(deadline, clock.now() + 1.0)
 
-    def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
-        return map(_record, self._rows(deadline, _LIST_EXPIRED, grace))
-
     def reap(self, grace: float, batch_size: int, deadline: float) -> int:
-        self._remove(_IDLE, max(grace, IDLE_SECONDS), batch_size, deadline)
-        return self._remove(_EXPIRED, grace, batch_size, deadline)
+        # Where the last batch ended: the next one need not pass again what lives before it.
+        started = self._reaped_to
+        removed, self._reaped_to = self._remove(_EXPIRED, grace, batch_size, deadline, started)
+        if removed < batch_size and started:
+            more, self._reaped_to = self._remove(_EXPIRED, grace, batch_size - removed, deadline)
+            removed += more
+        if removed < batch_size:
+            self._reaped_to = ""
+            half = (clock.now() + deadline) / 2
+            while (
+                self._remove(_IDLE, max(grace, IDLE_SECONDS), batch_size, deadline)[0] == batch_size
+                and clock.now() < half
+            ):
+                pass
+        return removed
 
-    def _remove(self, which: str, age: float, limit: int, deadline: float) -> int:
-        """Remove at most ``limit`` rows that are over for ``age`` seconds; their tokens stay the floor for new ones."""
+    def _remove(self, which: str, age: float, limit: int, deadline: float, after: str = "") -> tuple[int, str]:
+        """Remove the first ``limit`` rows after a name that are over for ``age`` seconds; how many, and the last name.
 
-        def work(connection: sqlite3.Connection) -> int:
+        Their tokens stay the floor for new ones.
+        """
+
+        def work(connection: sqlite3.Connection) -> tuple[int, str]:
             with _transaction(connection):
-                tokens = _execute(connection, _REMOVE.format(which=which), age, limit).fetchall()
-                if tokens:
-                    connection.execute(_RAISE_FLOOR, max(tokens))
-            return len(tokens)
+                rows = _execute(connection, _REMOVE.format(which=which), age, limit, after).fetchall()
+                if rows:
+                    connection.execute(_RAISE_FLOOR, [max(token for _, token in rows)])
+            return len(rows), max((name for name, _ in rows), default="")
 
         return self._run(deadline, work)
 

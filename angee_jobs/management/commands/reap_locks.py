@@ -7,14 +7,12 @@ import json
 from datetime import timedelta
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
-from angee_jobs.locks.conf import lock_backends
-from angee_jobs.locks.errors import LockBackendError
 from angee_jobs.locks.guard import prune_guards
-from angee_jobs.locks.operations import REAP_BATCH, expired_locks, reap
+from angee_jobs.locks.operations import REAP_BATCH, expired_records, reap
 from angee_jobs.locks.types import grace_seconds
+from angee_jobs.management.base import BACKEND_ERRORS, LockCommand, one_line
 
 #: A guard row protects for as long as a stale holder may still come: never less than this.
 GUARD_AGE = timedelta(days=1)
@@ -33,16 +31,15 @@ def _batch_size(text: str) -> int:
     return int(text)
 
 
-class Command(BaseCommand):
+class Command(LockCommand):
     help = (
         "Removes what expired locks left behind, and guard rows that are more than a day old. Locks come free "
-        "without it: this only tidies up. Safe to run twice at once and while locks are taken."
+        "without it: this only tidies up. Safe to run twice at once and while locks are taken. Exit codes: 0, also if "
+        "there was nothing; 1 if a backend could not be asked, after reaping the others; 2 for wrong usage."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument(
-            "--backend", help="An alias in ANGEE_JOBS_LOCKS. Default: all of them, and the guard rows."
-        )
+        parser.add_argument("--backend", help="An alias in ANGEE_JOBS_LOCKS. Default: all of them, and the guard rows.")
         parser.add_argument(
             "--grace", type=_grace, default=0.0, metavar="SECONDS", help="Only what expired longer ago than this."
         )
@@ -59,15 +56,11 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         counts: dict[str, int] = {}
         errors: dict[str, str] = {}
-        try:
-            aliases = [options["backend"]] if options["backend"] else list(lock_backends)
-            for alias in aliases:
-                try:
-                    counts[alias] = self._reap(alias, options)
-                except LockBackendError as error:
-                    errors[alias] = " ".join(str(error).split())
-        except ImproperlyConfigured as error:
-            raise CommandError(str(error)) from error
+        for alias in self.aliases(options["backend"]):
+            try:
+                counts[alias] = self._reap(alias, options)
+            except BACKEND_ERRORS as error:
+                errors[alias] = one_line(error)
         guards = 0
         if not options["backend"]:
             age = max(GUARD_AGE, timedelta(seconds=options["grace"]))
@@ -80,12 +73,10 @@ class Command(BaseCommand):
 
     def _reap(self, alias: str, options: dict[str, Any]) -> int:
         if options["dry_run"]:
-            return sum(1 for _ in expired_locks(grace=options["grace"], backend=alias))
+            return sum(1 for _ in expired_records(alias, options["grace"]))
         return reap(alias, options["grace"], options["batch_size"])
 
-    def _print(
-        self, counts: dict[str, int], guards: int, errors: dict[str, str], options: dict[str, Any]
-    ) -> None:
+    def _print(self, counts: dict[str, int], guards: int, errors: dict[str, str], options: dict[str, Any]) -> None:
         total = sum(counts.values())
         if options["format"] == "json":
             result = {"removed": total, "backends": counts, "guard_rows": guards, "errors": errors}

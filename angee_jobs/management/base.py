@@ -1,0 +1,79 @@
+"""What the commands have in common: one line for wrong usage, exit codes, names of backends and keys."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from typing import Any, NoReturn
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from angee_jobs.locks.conf import lock_backends
+from angee_jobs.locks.errors import LockError
+from angee_jobs.locks.keys import LockKey, parse_command_key
+from angee_jobs.locks.types import lease_seconds, wait_seconds
+
+#: As argparse has it.
+WRONG_USAGE = 2
+
+
+class LockCommand(BaseCommand):
+    """Base of the commands. They need no database of Django's, and work while system checks fail."""
+
+    requires_system_checks = []
+
+    def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
+        parser = super().create_parser(prog_name, subcommand, **kwargs)
+        parser.print_usage = lambda file=None: None  # type: ignore[method-assign]  # one line says what is wrong
+        return parser
+
+    def add_backend_argument(self, parser: CommandParser, text: str) -> None:
+        parser.add_argument("--backend", metavar="ALIAS", help=f"An alias in ANGEE_JOBS_LOCKS. {text}")
+
+    def aliases(self, chosen: str | None) -> list[str]:
+        """The chosen backend, or all of them."""
+        try:
+            configured = list(lock_backends)
+        except ImproperlyConfigured as error:
+            raise CommandError(one_line(error)) from error
+        if chosen is None:
+            return configured
+        if chosen not in configured:
+            self.wrong_usage(f"there is no lock backend {chosen!r}: ANGEE_JOBS_LOCKS has {', '.join(configured)}")
+        return [chosen]
+
+    def wrong_usage(self, text: str) -> NoReturn:
+        raise CommandError(text, returncode=WRONG_USAGE)
+
+
+#: What a backend may raise that is not a mistake in a program.
+BACKEND_ERRORS = (LockError, ImproperlyConfigured)
+
+
+def one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def key_argument(text: str) -> LockKey:
+    """For ``type=``: a canonical name, or a plain string."""
+    try:
+        return parse_command_key(os.fsencode(text).decode(errors="surrogateescape"))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(one_line(error)) from error
+
+
+def timeout_argument(text: str) -> float:
+    """Seconds to wait; ``inf`` waits for ever."""
+    return _seconds(text, lambda seconds: wait_seconds(seconds) or 0.0)
+
+
+def lease_argument(text: str) -> float:
+    return _seconds(text, lease_seconds)
+
+
+def _seconds(text: str, check: Any) -> float:
+    try:
+        return float(check(float(text)))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds that can be: {one_line(error)}") from error

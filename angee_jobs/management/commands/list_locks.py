@@ -1,0 +1,129 @@
+"""``manage.py list_locks``: who holds what, on a terminal."""
+
+from __future__ import annotations
+
+import fnmatch
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from datetime import datetime
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+from django.utils import timezone
+
+from angee_jobs.locks.keys import LockKey
+from angee_jobs.locks.operations import expired_locks, held_locks
+from angee_jobs.locks.types import LockInfo
+from angee_jobs.management.base import BACKEND_ERRORS, LockCommand, one_line
+
+HEADS = ("BACKEND", "SINCE", "EXPIRES", "TOKEN", "HOLDER", "KEY")
+#: The columns are as wide as the first so many rows need, so that no number of locks has to fit into memory.
+LOOK_AHEAD = 1000
+
+
+class Command(LockCommand):
+    help = (
+        "Lists the locks that are held, of every backend. What a backend cannot know is a dash. Exit codes: 0, also "
+        "if there are none; 1 if a backend could not be asked, after listing the others; 2 for wrong usage."
+    )
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        self.add_backend_argument(parser, "Default: all of them.")
+        parser.add_argument(
+            "--key",
+            metavar="PATTERN",
+            help="Only keys like this, with * ? and [] as in a shell: the canonical name, or a plain key as it is.",
+        )
+        parser.add_argument(
+            "--stale", action="store_true", help="List what expired holds left behind instead: what reap_locks removes."
+        )
+        parser.add_argument("--format", choices=["text", "json"], default="text", help="Default: text.")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        aliases, errors = self.aliases(options["backend"]), {}
+        ask = expired_locks if options["stale"] else held_locks
+        pattern = options["key"]
+
+        def found() -> Iterator[LockInfo]:
+            for alias in aliases:
+                try:
+                    for info in ask(backend=alias):
+                        if pattern is None or _matches(info.name, pattern):
+                            yield info
+                except BACKEND_ERRORS as error:
+                    errors[alias] = one_line(error)
+
+        write = self._json if options["format"] == "json" else self._table
+        write(found())
+        if errors:
+            raise CommandError(
+                "; ".join(f"The lock backend {alias!r} could not be asked: {error}" for alias, error in errors.items())
+            )
+
+    def _table(self, infos: Iterator[LockInfo]) -> None:
+        now = timezone.now()
+        rows = (_row(info, now) for info in infos)
+        first = [*itertools.islice(rows, LOOK_AHEAD)]
+        if not first:
+            return
+        widths = [max(map(len, column)) for column in zip(HEADS, *first, strict=True)][:-1]
+        for row in itertools.chain([HEADS], first, rows):
+            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
+            self.stdout.write("  ".join([*cells, row[-1]]))
+
+    def _json(self, infos: Iterator[LockInfo]) -> None:
+        """One array, written as it comes, one lock a line."""
+        before = "["
+        for info in infos:
+            self.stdout.write(before, ending="\n")
+            self.stdout.write(json.dumps(_as_json(info)), ending="")
+            before = ","
+        self.stdout.write("[]" if before == "[" else "\n]")
+
+
+def _matches(name: str, pattern: str) -> bool:
+    if fnmatch.fnmatchcase(name, pattern):
+        return True
+    plain = "angee:name:"
+    if not name.startswith(plain):
+        return False
+    try:
+        return fnmatch.fnmatchcase(LockKey.parse(name).parts[0], pattern)
+    except ValueError:
+        return False
+
+
+def _row(info: LockInfo, now: datetime) -> tuple[str, ...]:
+    local: Callable[[datetime], str] = lambda moment: f"{timezone.localtime(moment):%Y-%m-%d %H:%M:%S}"  # noqa: E731
+    expires = "-"
+    if info.expires_at is not None:
+        left = (info.expires_at - now).total_seconds()
+        expires = f"in {left:.0f} s" if left > 0 else f"{-left:.0f} s ago"
+    return (
+        info.backend,
+        "-" if info.acquired_at is None else local(info.acquired_at),
+        expires,
+        "-" if info.fencing_token is None else str(info.fencing_token),
+        "-" if info.holder is None else printable(str(info.holder)),
+        printable(info.name),
+    )
+
+
+def printable(text: str) -> str:
+    """Without what would move the cursor, should somebody have written it into a note or a row."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
+def _as_json(info: LockInfo) -> dict[str, Any]:
+    holder = info.holder
+    return {
+        "backend": info.backend,
+        "name": info.name,
+        "acquired_at": None if info.acquired_at is None else info.acquired_at.isoformat(),
+        "expires_at": None if info.expires_at is None else info.expires_at.isoformat(),
+        "fencing_token": info.fencing_token,
+        "holder": None
+        if holder is None
+        else {name: getattr(holder, name) for name in ("host", "pid", "thread", "task", "note")},
+    }

@@ -1,0 +1,182 @@
+"""The held-locks page, list_locks and reap_locks with many leases.
+
+    python -m benchmarks.held_locks sqlite|postgres|redis
+
+Live leases and expired ones are written straight into the storage, in the form in which the backend keeps them, since
+taking a million locks would take longer than all that is measured. Prints seconds and the peak of memory.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import resource
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+LIVE, EXPIRED = 100_000, 1_000_000
+
+
+def names(count: int, what: str) -> Iterator[tuple[int, str]]:
+    for number in range(count):
+        if number % 3:
+            yield number, f"angee:record:messaging.Channel:{number}:{what}"
+        else:
+            yield number, f"angee:name:{what}-{number}"
+
+
+def holder(number: int) -> str:
+    return json.dumps({"host": f"worker-{number % 40}", "pid": 1000 + number % 97, "thread": "MainThread",
+                       "task": f"messaging.sync_channel {secrets.token_hex(8)}", "note": ""})  # fmt: skip
+
+
+def fill_sqlite(live: int, expired: int) -> None:
+    from angee_jobs.locks import held_locks, lock_backends
+    from angee_jobs.locks.backends import table_sqlite
+
+    assert not list(held_locks())  # makes the file
+    connection = lock_backends.verbs("default")._connect()  # type: ignore[attr-defined]
+    boot, now = table_sqlite._BOOT, table_sqlite._now()
+
+    def rows() -> Iterator[tuple[Any, ...]]:
+        for count, what, expires in ((live, "live", now + 3600), (expired, "over", now - 3600)):
+            for number, name in names(count, what):
+                yield name, secrets.token_hex(32), holder(number), boot, time.time() - number / 10, expires, number + 1
+
+    connection.execute("BEGIN IMMEDIATE")
+    connection.executemany("INSERT INTO lock VALUES (?, ?, ?, ?, ?, ?, ?)", rows())
+    connection.execute("COMMIT")
+
+
+def fill_postgres(live: int, expired: int) -> None:
+    from django.db import connection
+
+    from angee_jobs.locks.keys import name_digest
+
+    with connection.cursor() as cursor:
+        columns = "digest, name, owner, holder, acquired_at, expires_at, fencing_token"
+        with cursor.copy(f"COPY angee_jobs_tasklock ({columns}) FROM STDIN") as copy:
+            for count, what, seconds in ((live, "live", 3600), (expired, "over", -3600)):
+                end = time.strftime("%Y-%m-%d %H:%M:%S+00", time.gmtime(time.time() + seconds))
+                for number, name in names(count, what):
+                    since = time.strftime("%Y-%m-%d %H:%M:%S+00", time.gmtime(time.time() - number / 10))
+                    copy.write_row((name_digest(name), name, secrets.token_hex(32), holder(number), since, end, number))
+        cursor.execute("ANALYZE angee_jobs_tasklock")
+
+
+def fill_by_acquiring(live: int, expired: int) -> None:
+    """Redis removes what has expired by itself, so there is nothing for the reaper."""
+    from angee_jobs.locks import clock, lock_backends
+
+    backend = lock_backends.verbs("default")
+    for number, name in names(live, "live"):
+        backend.acquire(name, secrets.token_hex(16), 3600, holder(number), clock.now() + 60)
+
+
+def timed(what: str, work: Callable[[], Any]) -> Any:
+    start = time.perf_counter()
+    result = work()
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"{what:<46} {seconds:8.3f} s   peak {peak:6.0f} MB", flush=True)
+    return result
+
+
+class Nowhere(io.TextIOBase):
+    def write(self, text: str) -> int:
+        return len(text)
+
+
+def measure() -> None:
+    from django.contrib.auth.models import User
+    from django.core.management import call_command
+    from django.db import connection
+    from django.test import Client
+
+    User.objects.create_superuser("root")
+    client = Client()
+    client.force_login(User.objects.get())
+    url = "/admin/angee_jobs/tasklock/"
+
+    def page(query: str = "") -> None:
+        response = client.get(url + query)
+        assert response.status_code == 200
+        assert b"cannot be asked" not in response.content, response.content
+        assert b"could be read in time" not in response.content
+
+    page("?backend=nobody")
+    for what, query in (
+        ("page 1, oldest first", ""),
+        ("page 1, by key, descending", "?o=-key"),
+        ("page 500", "?p=500"),
+        ("page 1000", "?p=1000"),
+        ("kind of key: record", "?kind=record"),
+        ("search for one key", "?q=live-99"),
+        ("search for a host", "?q=worker-7"),
+    ):
+        timed(f"page: {what}", lambda query=query: page(query))
+    timed("list_locks", lambda: call_command("list_locks", stdout=Nowhere()))
+    timed("list_locks --format json", lambda: call_command("list_locks", format="json", stdout=Nowhere()))
+    timed("list_locks --stale", lambda: call_command("list_locks", stale=True, stdout=Nowhere()))
+    timed("reap_locks --dry-run", lambda: call_command("reap_locks", dry_run=True, stdout=Nowhere()))
+    out = io.StringIO()
+    timed("reap_locks", lambda: call_command("reap_locks", stdout=out))
+    print(out.getvalue().strip())
+    connection.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("kind", choices=["sqlite", "postgres", "redis"], nargs="?", default="sqlite")
+    parser.add_argument("--live", type=int, default=LIVE)
+    parser.add_argument("--expired", type=int, default=EXPIRED)
+    options = parser.parse_args()
+    directory = Path(tempfile.mkdtemp(prefix="angee-bench-", dir="/tmp"))
+    directory.chmod(0o711)
+    os.environ |= {"ANGEE_JOBS_TEST_DIR": str(directory), "DJANGO_SETTINGS_MODULE": "tests.settings"}
+    try:
+        run(options.kind, options.live, options.expired)
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def run(kind: str, live: int, expired: int) -> None:
+    import contextlib
+
+    import django
+    from django.conf import settings
+
+    with contextlib.ExitStack() as stack:
+        backend: dict[str, Any] = {"BACKEND": "angee_jobs.locks.TableLockBackend", "OPTIONS": {"ttl": 3600}}
+        if kind == "postgres":
+            settings.DATABASES["default"] = settings.DATABASES["postgres"]
+        elif kind == "redis":
+            backend = {"BACKEND": "angee_jobs.locks.RedisLockBackend", "OPTIONS": {"cache": "redis", "ttl": 3600}}
+        settings.ANGEE_JOBS_LOCKS = {"default": backend}
+        settings.ALLOWED_HOSTS = ["testserver"]
+        settings.DEBUG = False
+        django.setup()
+        from django.core.management import call_command
+
+        from tests.servers import PostgresServer, ValkeyServer
+
+        if kind == "postgres":
+            stack.enter_context(PostgresServer(settings.POSTGRES_DIR, port=settings.POSTGRES_PORT))
+        elif kind == "redis":
+            stack.enter_context(ValkeyServer(settings.VALKEY_SOCKET.parent))
+        call_command("migrate", verbosity=0, interactive=False)
+        fill = {"sqlite": fill_sqlite, "postgres": fill_postgres, "redis": fill_by_acquiring}[kind]
+        print(f"{kind}: {live:,} live leases, {expired if kind != 'redis' else 0:,} expired")
+        timed("(filling)", lambda: fill(live, expired))
+        measure()
+
+
+if __name__ == "__main__":
+    main()
