@@ -22,9 +22,10 @@ import importlib.resources
 import queue
 import select
 import socket
+import ssl
 import struct
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -38,6 +39,7 @@ IDLE_SECONDS = 60.0
 #: Replies that begin so come from a server that is not, or no longer, the one to talk to. Nothing was carried out.
 _WRONG_SERVER = ("READONLY", "MASTERDOWN", "LOADING", "NOAUTH")
 _DEEPEST = 8
+_WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
 class ErrorReply(Exception):
@@ -72,7 +74,10 @@ class Script:
 
 
 class Wire:
-    """One connection. Used by one thread at a time."""
+    """One connection. Used by one thread at a time.
+
+    The socket never blocks: what waits is ``poll``, which takes fewer system calls than a socket with a timeout.
+    """
 
     __slots__ = ("_buffer", "_driver", "_poll", "_position", "generation", "sock", "used_at")
 
@@ -80,17 +85,18 @@ class Wire:
         sock = driver._sock
         if not isinstance(sock, socket.socket):
             raise ConnectionError(f"{type(driver).__name__} has no socket of its own")
+        sock.setblocking(False)
         self._driver = driver  # keeps the socket open
         self.sock = sock
         self._buffer = b""
         self._position = 0
-        self._poll = _readable(sock)
+        self._poll = _poll(sock)
         self.generation = process.generation
         self.used_at = 0.0
 
     def usable(self) -> bool:
         """Whether another request may be sent. What can be read now is the server's end, or nothing that was asked."""
-        return not self._poll() and self.generation == process.generation
+        return not self._poll(0) and self.generation == process.generation
 
     def ask(self, request: bytes, deadline: float) -> Any:
         """The reply to a request. TimeoutError, another OSError, or Garbled: the connection is of no use any more."""
@@ -102,15 +108,22 @@ class Wire:
         return reply
 
     def send(self, request: bytes, deadline: float) -> None:
-        left = deadline - clock.now()
-        if left <= 0:
-            raise TimeoutError("no time left to send the request")
-        self.sock.settimeout(left)
-        self.sock.sendall(request)
+        while True:
+            try:
+                sent = self.sock.send(request)
+            except _WOULD_BLOCK:
+                sent = 0
+            if sent == len(request):
+                return
+            request = request[sent:]
+            left = deadline - clock.now()
+            if left <= 0:
+                raise TimeoutError("the request could not be sent in time")
+            _wait_to_write(self.sock, min(left, 0.1))
 
     def readable(self) -> bool:
         """Whether something is there to be read."""
-        return self._position != len(self._buffer) or self._poll()
+        return self._position != len(self._buffer) or bool(self._poll(0))
 
     def read(self, deadline: float, depth: int = 0) -> Any:
         """One value: bytes, int, None, ErrorReply, or a list of such."""
@@ -148,11 +161,16 @@ class Wire:
         return line
 
     def _fill(self, deadline: float) -> None:
-        left = deadline - clock.now()
-        if left <= 0:
-            raise TimeoutError("the answer did not arrive in time")
-        self.sock.settimeout(left)
-        chunk = self.sock.recv(65536)
+        while True:
+            left = deadline - clock.now()
+            if left <= 0:
+                raise TimeoutError("the answer did not arrive in time")
+            if self._poll(left * 1000 + 1):
+                try:
+                    chunk = self.sock.recv(65536)
+                    break
+                except _WOULD_BLOCK:  # TLS has read only a part of what it needs
+                    pass
         if not chunk:
             raise ConnectionError("the server closed the connection")
         self._buffer = self._buffer[self._position :] + chunk
@@ -167,15 +185,29 @@ class Wire:
             self._driver.disconnect()
 
 
-def _readable(sock: socket.socket) -> Any:
-    """A function that tells at once whether something can be read from ``sock``."""
+def _poll(sock: socket.socket) -> Callable[[float], object]:
+    """A function that waits, at most so many milliseconds, until something can be read, and tells whether it can."""
+    if hasattr(select, "poll"):
+        poller = select.poll()
+        poller.register(sock, select.POLLIN)
+        poll: Callable[[float], object] = poller.poll
+    else:
+        poll = functools.partial(_select, sock)
     pending = getattr(sock, "pending", None)  # what TLS has read already
-    if not hasattr(select, "poll"):
-        return lambda: bool((pending and pending()) or select.select([sock], [], [], 0)[0])
-    poll = select.poll()
-    poll.register(sock, select.POLLIN)
-    ready = functools.partial(poll.poll, 0)
-    return ready if pending is None else lambda: bool(pending() or ready())
+    return poll if pending is None else lambda milliseconds: pending() or poll(milliseconds)
+
+
+def _wait_to_write(sock: socket.socket, seconds: float) -> None:
+    if hasattr(select, "poll"):
+        poller = select.poll()
+        poller.register(sock, select.POLLOUT)
+        poller.poll(seconds * 1000)
+    else:
+        select.select([], [sock], [], seconds)
+
+
+def _select(sock: socket.socket, milliseconds: float) -> object:
+    return select.select([sock], [], [], milliseconds / 1000)[0]
 
 
 class Connections:
