@@ -212,6 +212,7 @@ class Python(ContractCase):
         peer.call(tasks.leave, "bystander")
 
     def test_s20_a_signal_that_strikes_a_waiter_in_the_main_thread(self) -> None:
+        self.needs("verbs")
         peer = self.peer()
         with self.lock():
             peer.call(tasks.strike_when_waiting, self.key, self.alias)

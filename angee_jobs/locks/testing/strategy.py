@@ -14,6 +14,7 @@ from ..keys import LockKey
 #: What a strategy may say that it lacks. The first ones are properties of the backend; each of the others is the hook
 #: of that name.
 CAPABILITIES = {
+    "verbs": "the verbs of BaseLockBackend, and so the waiting and watching of this package",
     "processes": "exclusion between processes",
     "leases": "holds that end by themselves and are renewed",
     "fencing": "fencing tokens",

@@ -90,6 +90,7 @@ class Waiting(ContractCase):
             self.assertTrue(late.lost)
 
     def test_waiters_of_one_process_are_served_in_order(self) -> None:
+        self.needs("verbs")
         order: list[int] = []
         with self.lock():
             threads = [self.waiter(then=lambda number=number: order.append(number)) for number in range(8)]
@@ -98,6 +99,7 @@ class Waiting(ContractCase):
         self.assertEqual(order, list(range(8)))
 
     def test_a_newcomer_does_not_overtake_those_who_wait(self) -> None:
+        self.needs("verbs")
         order: list[str] = []
         held = self.lock()
         held.acquire()
@@ -111,6 +113,7 @@ class Waiting(ContractCase):
         self.assertEqual(order, ["first", "second", "newcomer"])
 
     def test_one_waiter_asks_for_all(self) -> None:
+        self.needs("verbs")
         calls: list[int | None] = []
         real_acquire, real_remaining = self.backend.acquire, self.backend.remaining
 
@@ -136,6 +139,8 @@ class Waiting(ContractCase):
             thread.result()
 
     def test_a_release_in_this_process_wakes_a_waiter(self) -> None:
+        self.needs("verbs")
+
         def handover() -> float:
             held = self.lock()
             held.acquire()
@@ -155,10 +160,12 @@ class Waiting(ContractCase):
         return float(thread.result()) - released
 
     def test_a_release_in_another_process_wakes_a_waiter(self) -> None:
+        self.needs("verbs")
         peer = self.peer()
         self.assertLess(min(self._hand_over_from(peer) for _ in range(5)), FALLBACK_SECONDS / 2)
 
     def test_s18_a_lost_wake_up_costs_the_fallback_interval(self) -> None:
+        self.needs("verbs")
         peer = self.peer()
 
         def deaf(seconds: float) -> Collection[str]:
@@ -170,11 +177,13 @@ class Waiting(ContractCase):
             self.assertLess(self._hand_over_from(peer), FALLBACK_SECONDS + NOISE)
 
     def test_s18_a_watcher_that_fails_costs_the_fallback_interval(self) -> None:
+        self.needs("verbs")
         peer = self.peer()
         with mock.patch.object(self.backend, "wait_for_change", side_effect=LockBackendError("deaf")):
             self.assertLess(self._hand_over_from(peer), FALLBACK_SECONDS + NOISE)
 
     def test_s20_a_waiter_struck_by_an_exception_leaves_the_line(self) -> None:
+        self.needs("verbs")
         with self.lock():
             struck, behind = self.waiter(), self.waiter()
             assert struck.ident is not None
@@ -187,6 +196,7 @@ class Waiting(ContractCase):
         self.assert_free()
 
     def test_s20_exceptions_in_waiters_all_along_the_line(self) -> None:
+        self.needs("verbs")
         with self.lock():
             threads = [self.waiter() for _ in range(6)]
             for struck in threads[::2]:
@@ -222,6 +232,7 @@ class Waiting(ContractCase):
         self.assert_free(other)
 
     def test_waiting_for_one_key_does_not_hold_up_others(self) -> None:
+        self.needs("verbs")
         with self.lock():
             thread = self.waiter()
             for _ in range(20):

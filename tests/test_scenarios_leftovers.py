@@ -1,0 +1,108 @@
+"""Scenario 30: after all of it, nothing is left at the server. And scenario 38 with a clock that is really wrong."""
+
+import time
+import unittest
+
+import pytest
+
+from angee_jobs.locks import LockKey, lock, task_lock_is_held
+from angee_jobs.locks.testing import ContractCase, Peer, tasks
+from angee_jobs.locks.testing.exclusion import Clock
+from tests.procs import faketime
+from tests.servers import eventually
+from tests.strategies import PostgresTable, SqliteTable
+
+ALIAS = "postgres_table"
+
+
+def of_the_locks(postgres):
+    return [session for session in postgres.sessions() if "locks" in session.application_name]
+
+
+def nothing_left(postgres, sessions=0):
+    """No session of ours that is at work or in a transaction, no advisory lock, no hold; so many idle sessions."""
+
+    def look():
+        assert postgres.advisory_locks() == 0
+        left = of_the_locks(postgres)
+        return len(left) <= sessions and all(session.state == "idle" for session in left)
+
+    eventually(look, 10, what=f"at most {sessions} idle sessions: {of_the_locks(postgres)}")
+    [(holds,)] = postgres.query("SELECT count(*) FROM angee_jobs_tasklock WHERE owner <> '' AND expires_at > now()")
+    assert holds == 0
+
+
+def test_s30_a_process_that_did_everything_leaves_nothing(postgres):
+    eventually(lambda: of_the_locks(postgres) == [], 10, what="earlier tests have left nothing")
+    key, other = (LockKey("leftovers", (name, str(time.monotonic_ns()))) for name in ("a", "b"))
+    options = {"backend": ALIAS}
+    peer = Peer()
+    try:
+        peer.call(tasks.enter, "a", key, ttl=0.9, **options)
+        assert lock(key, **options).acquire() is False
+        time.sleep(1.1)  # renewed
+        assert of_the_locks(postgres), "the sessions are not told by their name"
+        peer.call(tasks.leave, "a")
+        peer.call(tasks.storm, key, 100, ttl=10, within=50, **options)
+        peer.call(tasks.acquire_and_release, other, 20, **options)
+        with lock(key, **options):
+            peer.call(tasks.strike_when_waiting, key, ALIAS)
+            with pytest.raises(tasks.Struck):
+                peer.call(tasks.acquire, "b", key, 10, **options)
+            assert peer.call(tasks.acquire, "c", key, 0.3, **options) is False
+        eventually(lambda: not task_lock_is_held(key, **options))
+        nothing_left(postgres, sessions=8)  # it may keep a few connections for the next lock
+        assert peer.exit() == 0
+    finally:
+        peer.end()
+    nothing_left(postgres)
+
+
+def test_s30_a_process_that_was_killed_leaves_nothing(postgres):
+    key = LockKey("leftovers", ("killed", str(time.monotonic_ns())))
+    peer, waiting = Peer(), Peer()
+    try:
+        peer.call(tasks.enter, "a", key, ttl=0.9, backend=ALIAS)
+        waiting.begin(tasks.acquire, "b", key, 20, ttl=0.9, backend=ALIAS)
+        time.sleep(0.3)
+        waiting.kill()
+        peer.kill()
+        eventually(lambda: not task_lock_is_held(key, backend=ALIAS))
+    finally:
+        peer.end()
+        waiting.end()
+    nothing_left(postgres)
+
+
+def test_s39_in_a_test_run_no_session_is_left_when_nothing_is_held(postgres):
+    """It would keep the test database from being dropped."""
+    key = f"leftovers-{time.monotonic_ns()}"
+    with lock(key, backend=ALIAS):
+        assert lock(key, backend=ALIAS).acquire(timeout=0.2) is False
+    eventually(lambda: of_the_locks(postgres) == [], 2)
+
+
+class FakedClock(ContractCase):
+    """libfaketime turns the clock of the whole process, also for what is not Python."""
+
+    def test_s38_a_faked_system_clock_makes_no_difference(self):
+        environments = [faketime(3600), faketime(-3600)]
+        if None in environments:
+            self.skipTest("needs the package faketime of the system")
+        peers = [self.new_peer(environment) for environment in environments]
+        assert peers[0].call(tasks.read_clock) - peers[1].call(tasks.read_clock) > 7000
+        keys = [self.new_key(), self.new_key()]
+        # SQLite has no server: the clock of its tokens is that of the process.
+        Clock.clocks_make_no_difference(self, peers, keys, tokens="push" not in self.strategy.lacks)
+
+
+class TestFakedClockPostgres(FakedClock, unittest.TestCase):
+    strategy = PostgresTable()
+
+    @pytest.fixture(autouse=True)
+    def _server(self, postgres):
+        self.strategy.server = postgres
+
+
+class TestFakedClockSqlite(FakedClock, unittest.TestCase):
+    strategy = SqliteTable()
