@@ -430,6 +430,10 @@ def _literally(pgconn: PGconn, sql: bytes, values: Sequence[bytes | None]) -> by
 
 
 def _rows(results: list[PGresult]) -> list[Row]:
+    """The rows of the one result that has any; the others are of settings in front of the statement.
+
+    Not "the last": a signal handler that read along may have left them out of order.
+    """
     rows: list[Row] = []
     for result in results:
         if result.status == _FATAL_ERROR:
@@ -437,7 +441,7 @@ def _rows(results: list[PGresult]) -> list[Row]:
 
             raise error_from_result(result)
         columns = range(result.nfields)
-        rows = [tuple([result.get_value(at, column) for column in columns]) for at in range(result.ntuples)]
+        rows += [tuple([result.get_value(at, column) for column in columns]) for at in range(result.ntuples)]
     return rows
 
 

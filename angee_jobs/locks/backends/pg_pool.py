@@ -34,23 +34,28 @@ class RowLocked(LockBackendError):
 class Slot:
     """The place of one session in a pool."""
 
-    __slots__ = ("claims", "session", "thread", "used_at")
+    __slots__ = ("claims", "session", "used_at")
 
     def __init__(self) -> None:
         self.session: Session | None = None
         self.claims: dict[str, weakref.ref[Claim]] = {}
-        self.thread = 0
         self.used_at = 0.0
 
     @property
-    def claimed(self) -> bool:
+    def claim(self) -> Claim | None:
+        """The present one."""
         by = self.claims.get("by")
-        return by is not None and by() is not None
+        return None if by is None else by()
+
+    @property
+    def claimed(self) -> bool:
+        return self.claim is not None
 
     @property
     def claimed_here(self) -> bool:
         """Whether we are a signal handler that has interrupted a request of this very thread."""
-        return self.claimed and self.thread == threading.get_ident()
+        claim = self.claim
+        return claim is not None and claim.thread == threading.get_ident()
 
     def drop_idle(self) -> None:
         session = self.session
@@ -66,12 +71,12 @@ class Slot:
 class Claim:
     """The right to use a slot. One dict operation takes it; only its owner, while there is one, gives it back."""
 
-    __slots__ = ("__weakref__", "_key", "nested", "pool", "slot")
+    __slots__ = ("__weakref__", "_key", "pool", "slot", "thread")
 
-    def __init__(self, pool: Pool, slot: Slot, nested: bool = False) -> None:
+    def __init__(self, pool: Pool, slot: Slot) -> None:
         self.pool = pool
         self.slot = slot
-        self.nested = nested
+        self.thread = threading.get_ident()
         self._key = weakref.ref(self)
 
     def take(self) -> bool:
@@ -82,15 +87,11 @@ class Claim:
                 if slot.claims.get("by") is by:
                     slot.claims.pop("by", None)
             by = slot.claims.setdefault("by", self._key)
-        if by is not self._key:
-            return False
-        slot.thread = threading.get_ident()
-        return True
+        return by is self._key
 
     def give_back(self) -> None:
         slot = self.slot
         if slot.claims.get("by") is self._key:
-            slot.thread = 0
             slot.used_at = clock.now()
             slot.claims.pop("by", None)
             if self.pool.waiters:
@@ -177,7 +178,7 @@ class Pool:
         for slot in slots:
             if slot.claimed_here:
                 if self.shared:
-                    return Claim(self, slot, nested=True)
+                    return Claim(self, slot)  # not taken, so that it gives nothing back
                 slots.append(Slot())
                 break
         return None
