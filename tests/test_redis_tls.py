@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import subprocess
 import threading
@@ -25,9 +26,9 @@ def certificate(server_dir: Path) -> Path:
     program = shutil.which("openssl")
     if program is None:
         pytest.skip("needs the program openssl")
-    what = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem".split()
+    what = "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=localhost -keyout key.pem -out cert.pem"
     names = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    subprocess.run([program, *what, *names], cwd=server_dir, capture_output=True, timeout=30, check=True)
+    subprocess.run([program, *shlex.split(what), *names], cwd=server_dir, capture_output=True, timeout=30, check=True)
     return server_dir
 
 
