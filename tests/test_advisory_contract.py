@@ -1,5 +1,6 @@
 """The contract suite over the session locks: on a direct connection, and through session pooling."""
 
+import os
 import unittest
 from typing import Any
 from unittest import mock
@@ -11,7 +12,8 @@ from django.test import override_settings
 
 from angee_jobs.locks import LockKey, clock, lock_backends, lock_info, testing
 from angee_jobs.locks.backends.pg_advisory import UNLOCK, advisory_key
-from angee_jobs.locks.testing import information
+from angee_jobs.locks.testing import information, peers
+from tests import pooled_settings
 from tests.servers import eventually
 from tests.strategies import PostgresTable
 
@@ -56,14 +58,29 @@ class TestAdvisory(AdvisoryContract, unittest.TestCase):
 
 
 class TestAdvisoryThroughSessionPooling(AdvisoryContract, unittest.TestCase):
+    @pytest.fixture(autouse=True, scope="class")
+    @staticmethod
+    def _peers():
+        """Other processes know the alias from settings of their own."""
+        os.environ["DJANGO_SETTINGS_MODULE"] = "tests.pooled_settings"
+        end_idle_peers()
+        yield
+        os.environ["DJANGO_SETTINGS_MODULE"] = "tests.settings"
+        end_idle_peers()
+
     @pytest.fixture(autouse=True)
     def _server(self, postgres, pgbouncer_session):
         self.strategy.server = postgres
-        pooled = {"HOST": str(pgbouncer_session.directory), "PORT": str(pgbouncer_session.port)}
-        connections.settings["pooled"] = connections.settings["postgres"] | pooled
+        connections.settings["pooled"] = pooled_settings.DATABASES["pooled"]
         with configured("pooled"):
             yield
+        connections["pooled"].close()
         del connections.settings["pooled"]
+
+
+def end_idle_peers() -> None:
+    while peers._idle:
+        peers._idle.pop().end()
 
 
 def configured(alias: str) -> Any:
