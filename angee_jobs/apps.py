@@ -13,3 +13,6 @@ class AngeeJobsConfig(AppConfig):
 
     def ready(self) -> None:
         from . import checks  # noqa: F401  registers the system checks
+        from .integrations.names import connect
+
+        connect()
