@@ -5,12 +5,14 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
+from .entering import ExitOnStack
 from .keys import LockKey
 from .lock import Lock
 from .policy import adopt_steps
-from .steps import run
+from .steps import ThreadBell, run
+from .transactions import current_transactions
 from .types import Seconds
 
 P = ParamSpec("P")
@@ -86,10 +88,23 @@ class task_lock:
         self._lock = lock(key, **options)
 
     def __enter__(self) -> bool:
-        return self._lock._enter(raises=False)
+        mine = self._lock
+        before = mine._before()
+        try:
+            return run(mine._enter_steps(current_transactions(), ThreadBell, False))
+        except BaseException:
+            mine._undo(*before)
+            raise
 
-    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-        self._lock._leave(exc)
+    def leave_block(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        self._lock.leave_block(exc_type, exc, traceback)
+
+    if TYPE_CHECKING:
+
+        def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None: ...
+
+    else:
+        __exit__ = ExitOnStack()
 
     async def __aenter__(self) -> bool:
         return await self._lock._aenter(raises=False)
@@ -178,6 +193,6 @@ def attach_lock(
     if not owner_id:
         raise ValueError("owner_id must be the text that detach() returned, and is empty")
     steps = adopt_steps(attached._verbs(), attached.key, attached.name, owner_id, ttl=attached._ttl, note=note)
-    attached._hold = run(steps)
+    attached._take(run(steps))
     attached._attached = True
     return attached

@@ -9,20 +9,50 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from .backends.base import BaseLockBackend
 from .errors import LockBackendError
 from .hold import End, Hold
 from .policy import finish_steps, lost
-from .renewal import renewer
+from .renewal import Dropped, renewer
 from .steps import Steps, TaskBell, ThreadBell, arun, run
-from .transactions import Binding, Transaction, current_transactions, transactions_of_task
+from .transactions import Binding, Transaction, current_transactions, handle_dropped, transactions_of_task
 from .waiting import room_of
 
-#: An open block: the thread or task that entered it, its hold unless it was refused, and what binds that.
-_Block = tuple[int, Hold | None, Binding | None]
+
+class Block:
+    """An open block: the thread or task that entered it, its hold unless it was refused, and what binds that."""
+
+    __slots__ = ("binding", "caller", "hold", "statement")
+
+    def __init__(self, caller: int, hold: Hold | None, binding: Binding | None) -> None:
+        self.caller = caller
+        self.hold = hold
+        self.binding = binding
+        #: Tells when the with statement is gone without having left the block.
+        self.statement: Dropped | None = None
+
+
+class ExitOnStack:
+    """``__exit__`` as a descriptor, so that there is one object for each with statement, which only that has.
+
+    An exception that strikes at the very first instruction of ``__exit__`` leaves the statement without any code of
+    ours having run. (In a test with a short body one in a hundred did.) A lock that is not dropped then, since it is a
+    module's, say, would be renewed for ever. But the object that the interpreter was about to call is dropped.
+    """
+
+    def __get__(self, manager: Any, manager_class: Any) -> Any:
+        if manager is None:
+            return manager_class.leave_block  # contextlib.ExitStack asks the class
+        leave = functools.partial(manager_class.leave_block, manager)
+        lock: Enterable = getattr(manager, "_lock", manager)
+        blocks: list[Block] = []
+        statement = renewer.when_dropped(leave, functools.partial(lock._statement_dropped, blocks))
+        lock._opening[threading.get_ident()] = statement, blocks
+        return leave
 
 
 class Enterable:
@@ -38,9 +68,14 @@ class Enterable:
         #: A hold that was attached and waits for the block that it is meant for.
         self._attached = False
         #: The blocks that are open, by the thread or task that entered them.
-        self._blocks: list[_Block] = []
+        self._blocks: list[Block] = []
+        #: What tells of the with statement that a thread is just entering, and how it learns of its block.
+        self._opening: dict[int, tuple[Dropped, list[Block]]] = {}
 
     def _verbs(self) -> BaseLockBackend:
+        raise NotImplementedError
+
+    def _take(self, hold: Hold) -> None:
         raise NotImplementedError
 
     def _acquire_steps(
@@ -48,12 +83,37 @@ class Enterable:
     ) -> Steps[Hold | None]:
         raise NotImplementedError
 
+    # Here the try statements stand in the methods that the interpreter itself calls: between the return of a call and
+    # the caller's own try there is an instruction at which a signal can strike.
+
     def __enter__(self) -> Self:
-        self._enter(raises=True)
+        before = self._before()
+        try:
+            run(self._enter_steps(current_transactions(), ThreadBell, True))
+        except BaseException:
+            self._undo(*before)
+            raise
         return self
 
-    def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-        self._leave(exc)
+    def leave_block(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        """What ``__exit__`` does. The body's exception is never hidden; what else went wrong becomes a note of it."""
+        block: Block | None = None
+        try:
+            block = self._block_of_caller()
+            hold = run(self._leave_steps(block, exc))
+        except LockBackendError:
+            raise
+        except BaseException:
+            self._abandon_block(block or self._block_of_caller())
+            raise
+        self._tell_body(hold, exc)
+
+    if TYPE_CHECKING:
+
+        def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None: ...
+
+    else:
+        __exit__ = ExitOnStack()
 
     async def __aenter__(self) -> Self:
         await self._aenter(raises=True)
@@ -62,23 +122,17 @@ class Enterable:
     async def __aexit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         await self._aleave(exc)
 
-    def _enter(self, *, raises: bool) -> bool:
-        """Enter a block; False if refused, or LockNotAcquiredError if ``raises``."""
+    def _before(self) -> tuple[Hold | None, list[Block]]:
         if self._cancel_on_loss:
             raise ValueError("cancel_on_loss cancels a task: it needs async with")
-        before = self._hold, [*self._blocks]
-        try:
-            return run(self._enter_steps(current_transactions(), ThreadBell, raises))
-        except BaseException:
-            self._undo(*before)
-            raise
+        return self._hold, [*self._blocks]
 
     async def _aenter(self, *, raises: bool) -> bool:
         before = self._hold, [*self._blocks]
         try:
             entered = await arun(self._enter_steps(await transactions_of_task(), TaskBell, raises))
             if entered and self._cancel_on_loss:
-                hold = self._block_of_caller()[1]
+                hold = self._block_of_caller().hold
                 assert hold is not None
                 hold.on_lost = cancel = _Canceller()
                 if hold.ended is End.LOST:
@@ -88,27 +142,17 @@ class Enterable:
             self._undo(*before)
             raise
 
-    def _leave(self, exc: BaseException | None) -> None:
-        """Leave the block. The body's exception is never hidden; what else went wrong becomes a note of it."""
-        try:
-            hold = run(self._leave_steps(exc))
-        except LockBackendError:
-            raise
-        except BaseException:
-            self._abandon_block()
-            raise
-        self._tell_body(hold, exc)
-
     async def _aleave(self, exc: BaseException | None) -> None:
+        block = self._block_of_caller()
         if isinstance(exc, GeneratorExit):  # the coroutine is being thrown away, and may not wait
-            self._abandon_block()
+            self._abandon_block(block)
             return
         try:
-            hold = await arun(self._leave_steps(exc))
+            hold = await arun(self._leave_steps(block, exc))
         except LockBackendError:
             raise
         except BaseException:
-            self._abandon_block()
+            self._abandon_block(block)
             raise
         if hold is not None and isinstance(hold.on_lost, _Canceller) and hold.on_lost.disarm(exc):
             raise lost(self.name) from exc
@@ -120,40 +164,44 @@ class Enterable:
                 raise lost(self.name)
             exc.add_note(f"The lock {self.name} had been lost before the block was left")
 
-    def _undo(self, hold_before: Hold | None, blocks_before: list[_Block]) -> None:
+    def _undo(self, hold_before: Hold | None, blocks_before: list[Block]) -> None:
         """Struck while entering: the body will not run, nor will the block be left."""
-        entered = [block for block in self._blocks if block not in blocks_before and block[0] == _caller()]
+        entered = [block for block in self._blocks if block not in blocks_before and block.caller == _caller()]
         for block in entered:
-            self._blocks.remove(block)
-        hold = entered[0][1] if entered else self._hold
-        if hold is None or (hold is hold_before and not entered):
-            return
-        binding = hold.room.bindings.get(hold.name)
-        if binding is not None and binding.hold is hold:
-            binding.block_open = False  # the hold is the transaction's, which may have had it before
-        else:
-            renewer.abandon(hold)
+            self._abandon_block(block)
+        if not entered and self._hold is not None and self._hold is not hold_before:
+            handle_dropped(self._hold)
 
-    def _abandon_block(self) -> None:
-        """Struck while leaving: whatever is left of the hold, the renewal thread gives it up."""
-        block = self._block_of_caller()
+    def _abandon_block(self, block: Block) -> None:
+        """Struck while leaving: whatever is left of the hold, the renewal thread or the transaction gives it up."""
         if block in self._blocks:
             self._blocks.remove(block)
-        _, hold, binding = block
-        if hold is None:
-            hold = self._hold
-        if hold is not None and not hold.foreign and (binding is None or not binding.pending):
-            renewer.abandon(hold)
-        elif binding is not None:
-            binding.block_open = False
+        if block.hold is not None and not block.hold.foreign:
+            handle_dropped(block.hold)
 
-    def _block_of_caller(self) -> _Block:
+    def _statement_dropped(self, blocks: list[Block]) -> None:
+        for block in blocks:
+            if block in self._blocks:
+                self._abandon_block(block)
+
+    def _block_of_caller(self) -> Block:
         """The innermost open block of the calling thread or task, or just the innermost: generators wander."""
         caller = _caller()
         for block in reversed(self._blocks):
-            if block[0] == caller:
+            if block.caller == caller:
                 return block
-        return self._blocks[-1] if self._blocks else (caller, None, None)
+        return self._blocks[-1] if self._blocks else Block(caller, None, None)
+
+    # As steps.
+
+    def _open_block(self, hold: Hold | None, binding: Binding | None) -> None:
+        block = Block(_caller(), hold, binding)
+        if self._opening:
+            opening = self._opening.pop(threading.get_ident(), None)
+            if opening is not None:
+                block.statement, blocks = opening
+                blocks.append(block)
+        self._blocks.append(block)
 
     def _enter_steps(self, mine: list[Transaction], make_bell: Any, raises: bool) -> Steps[bool]:
         binding: Binding | None = None
@@ -167,20 +215,19 @@ class Enterable:
             if mine:
                 binding = room_of(self._verbs()).bindings.get(self.name)
                 if binding is not None and binding.take_again(mine):
-                    self._hold = binding.hold
-                    self._blocks.append((_caller(), binding.hold, binding))
+                    self._take(binding.hold)
+                    self._open_block(binding.hold, binding)
                     return True
                 binding = None
             hold = yield from self._acquire_steps(self._timeout, make_bell, renews=self._auto_extend, raises=raises)
         if hold is not None and mine:
             binding = Binding(hold, mine, lambda hold: run(finish_steps(hold)) is not End.LOST)
-        self._blocks.append((_caller(), hold, binding))
+        self._open_block(hold, binding)
         return hold is not None
 
-    def _leave_steps(self, exc: BaseException | None) -> Steps[Hold | None]:
-        """Leave the caller's block; its hold, or None if there is nothing to tell of one."""
-        block = self._block_of_caller()
-        _, hold, binding = block
+    def _leave_steps(self, block: Block, exc: BaseException | None) -> Steps[Hold | None]:
+        """Leave ``block``; its hold, or None if there is nothing to tell of one."""
+        hold, binding = block.hold, block.binding
         try:
             if hold is None or hold.foreign:
                 return None  # refused, or a forked child that leaves its parent's block

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from .keys import LockKey
+    from .renewal import Dropped
     from .waiting import WaitingRoom
 
 #: How often a session lock's connection is looked at, in seconds: its loss must be told within two.
@@ -44,6 +45,7 @@ class Hold:
         "fencing_token",
         "generation",
         "granted_expiry",
+        "handle",
         "in_flight",
         "keep_until",
         "key",
@@ -76,6 +78,8 @@ class Hold:
         self.renews = False
         #: Until when the lock stays taken although its holder is done; on the local clock.
         self.keep_until = 0.0
+        #: Tells when the lock object that has this hold is dropped.
+        self.handle: Dropped | None = None
         self.on_lost: Callable[[], None] | None = None
         #: A verb for this hold that nobody waits for any more, because its caller was cancelled.
         self.in_flight: Future[Any] | None = None
@@ -117,7 +121,10 @@ class Hold:
         none ever waits for another.
         """
         mine = [how]
-        return self._end.setdefault("end", mine) is mine
+        if self._end.setdefault("end", mine) is not mine:
+            return False
+        self.handle = None
+        return True
 
     def found_lost(self) -> None:
         """The storage knew nothing of a hold that was being released: it had been lost before."""

@@ -6,6 +6,7 @@ Here is what its users see. What it does is in ``policy.py``, and how blocks are
 from __future__ import annotations
 
 import contextlib
+import functools
 from datetime import datetime
 from typing import Any
 
@@ -20,6 +21,7 @@ from .keys import LockKey, as_lock_key
 from .policy import acquire_steps, detach_steps, extend_steps, finish_steps, lost
 from .renewal import renewer
 from .steps import Call, Steps, TaskBell, ThreadBell, arun, run
+from .transactions import handle_dropped
 from .types import LockInfo, Seconds, lease_seconds, wait_seconds
 
 
@@ -223,16 +225,6 @@ class Lock(Enterable):
         state = "held" if self.held else "lost" if self.lost else "not held"
         return f"<Lock {self.name} {state}>"
 
-    def __del__(self) -> None:
-        hold = getattr(self, "_hold", None)
-        if hold is not None and hold.ended is None and not hold.foreign:
-            for _, _, binding in self._blocks:
-                if binding is not None:
-                    binding.block_open = False
-            if hold.room.bindings.get(hold.name) is None:
-                # Finalizers run anywhere: leave a note, wait for nothing.
-                renewer.abandon(hold)
-
     # As steps.
 
     def _verbs(self) -> BaseLockBackend:
@@ -243,6 +235,7 @@ class Lock(Enterable):
         return self._timeout if timeout is None else wait_seconds(timeout)
 
     def _take(self, hold: Hold) -> None:
+        hold.handle = renewer.when_dropped(self, functools.partial(handle_dropped, hold))
         self._hold = hold
 
     def _acquire_steps(

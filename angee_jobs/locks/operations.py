@@ -114,6 +114,33 @@ def force_release(
     return True
 
 
+def holds_beside(key: LockKey | str, *, backend: str = "default") -> tuple[int, list[LockInfo]] | None:
+    """For a session lock: the server process that holds ``key``, and all the holds that would end with it.
+
+    None if nobody holds it, or if the holds of this backend do not hang on sessions.
+    """
+    verbs = lock_backends.verbs(backend)
+    ask = getattr(verbs, "holds_beside", None)
+    found = None if ask is None else ask(lock_name(key), clock.now() + VERB_SECONDS)
+    return None if found is None else (found[0], [verbs.info(record) for record in found[1]])
+
+
+def end_session(
+    key: LockKey | str, session: int, *, reason: str = "", user: Any = None, backend: str = "default"
+) -> bool:
+    """Free ``key`` by ending the server process ``session``, and all its other holds with it; see holds_beside().
+
+    For a process that does not answer :func:`force_release` any more. False if that process does not hold it now.
+    """
+    name = lock_name(key)
+    end = getattr(lock_backends.verbs(backend), "end_session", None)
+    if end is None or not end(name, session, clock.now() + VERB_SECONDS):
+        return False
+    text = "The session %s that held the lock %s was ended by force (user: %s, reason: %s)"
+    logger.warning(text, session, name, user, reason or "none given")
+    return True
+
+
 def reap_expired_locks(*, grace: Seconds = 0, backend: str = "default") -> int:
     """Remove what expired holds left behind more than ``grace`` seconds ago; how many holds that were.
 

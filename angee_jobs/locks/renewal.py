@@ -16,6 +16,7 @@ import logging
 import math
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -33,6 +34,17 @@ PATIENT_SECONDS = 10.0
 #: How long a hold that could not be given up is tried again, in seconds, and the longest pause between two tries.
 GIVE_UP_SECONDS = 600.0
 GIVE_UP_PAUSE = 5.0
+
+
+class Dropped(weakref.ref[Any]):
+    """Leaves ``note`` for the renewal thread when its object is dropped, unless it is dropped itself before.
+
+    Not ``__del__``: that is Python code, in which an exception of a signal handler would be swallowed. The callback of
+    this one is the queue's own put, in C.
+    """
+
+    __slots__ = ("note",)
+    note: Callable[[], object]
 
 
 class _Abandoned:
@@ -62,7 +74,7 @@ class Renewer:
 
     def _clear(self) -> None:
         self.holds.clear()
-        self._notes: queue.SimpleQueue[Hold | Callable[[], object] | None] = queue.SimpleQueue()
+        self._notes: queue.SimpleQueue[Hold | Dropped | Callable[[], object] | None] = queue.SimpleQueue()
         self._abandoned: list[_Abandoned] = []
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
@@ -95,8 +107,14 @@ class Renewer:
         self._notes.put(hold)
 
     def post(self, note: Callable[[], object]) -> None:
-        """Call ``note`` on the thread soon. Safe in finalizers."""
+        """Call ``note`` on the thread soon."""
         self._notes.put(note)
+
+    def when_dropped(self, target: object, note: Callable[[], object]) -> Dropped:
+        """Call ``note`` on the thread soon after nobody has ``target`` any more; not if the result is dropped first."""
+        dropped = Dropped(target, self._notes.put)
+        dropped.note = note
+        return dropped
 
     def ensure_running(self) -> None:
         """For those who post without having a hold."""
@@ -130,7 +148,9 @@ class Renewer:
             except queue.Empty:
                 pass
 
-    def _take(self, note: Hold | Callable[[], object] | None) -> None:
+    def _take(self, note: Hold | Dropped | Callable[[], object] | None) -> None:
+        if isinstance(note, Dropped):
+            note = note.note
         if isinstance(note, Hold):
             if not note.foreign:
                 note.end(End.RELEASED)

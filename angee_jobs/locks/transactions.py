@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,7 @@ from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
 
 from .errors import LockBackendError
-from .renewal import renewer
+from .renewal import Dropped, renewer
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -41,13 +40,16 @@ class Transaction:
         self.connection = connection
         self.outermost = outermost
         self.in_test_case = in_test_case
-        self._hook: weakref.ref[_Hook] | None = None
+        self._hook: Dropped | None = None
 
     def watch(self, binding: Binding) -> None:
         if not self.in_test_case:
-            hook = _Hook(binding)
-            self._hook = weakref.ref(hook)
+            hook = _Hook(self, binding)
+            self._hook = renewer.when_dropped(hook, binding.settle)  # what a rollback does
             self.connection.on_commit(hook, robust=True)
+
+    def committed(self) -> None:
+        self._hook = None
 
     def same_as(self, other: Transaction) -> bool:
         return self.connection is other.connection and self.outermost is other.outermost
@@ -67,19 +69,15 @@ class Transaction:
 class _Hook:
     """What is registered with ``on_commit``."""
 
-    __slots__ = ("__weakref__", "binding", "called")
+    __slots__ = ("__weakref__", "_binding", "_transaction")
 
-    def __init__(self, binding: Binding) -> None:
-        self.binding = binding
-        self.called = False
+    def __init__(self, transaction: Transaction, binding: Binding) -> None:
+        self._transaction = transaction
+        self._binding = binding
 
     def __call__(self) -> None:
-        self.called = True
-        self.binding.settle()
-
-    def __del__(self) -> None:
-        if not self.called:  # dropped by a rollback; a finalizer may only leave a note
-            renewer.post(self.binding.settle)
+        self._transaction.committed()
+        self._binding.settle()
 
 
 class Binding:
@@ -135,6 +133,19 @@ class Binding:
         _bindings.pop(self, None)
         if self.hold.room.bindings.get(self.hold.name) is self:
             self.hold.room.bindings.pop(self.hold.name, None)
+
+
+def handle_dropped(hold: Hold) -> None:
+    """Nobody is left who could release ``hold``, so it comes free soon.
+
+    If it is bound to a transaction, that is soon enough.
+    """
+    binding = hold.room.bindings.get(hold.name)
+    if binding is not None and binding.hold is hold:
+        binding.block_open = False
+        renewer.post(binding.settle)
+    else:
+        renewer.abandon(hold)
 
 
 #: Every binding of this process; empty almost always.

@@ -8,6 +8,7 @@ others, or by the fallback interval, which bounds what a lost wake-up costs. The
 from __future__ import annotations
 
 import collections
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from . import clock
 from .backends.base import VERB_SECONDS, BaseLockBackend, Grant
 from .conf import in_test_run
 from .errors import LockBackendError
-from .renewal import renewer
+from .renewal import Dropped, renewer
 from .steps import Bell, Call, Sleep, Steps
 
 if TYPE_CHECKING:
@@ -37,33 +38,23 @@ FAIR_CHANCE_SECONDS = 0.25
 class Line:
     """The waiters of one key in this process, first come first."""
 
-    __slots__ = ("bells", "calling_since")
+    __slots__ = ("bells", "calling_since", "places")
 
     def __init__(self) -> None:
         self.bells: collections.deque[Bell] = collections.deque()
         #: When the head's call began that has not returned yet, on the local clock.
         self.calling_since: float | None = None
+        #: See to it that a waiter leaves who goes without a word, since an exception can strike anywhere.
+        self.places: dict[Bell, Dropped] = {}
+
+    def at_head(self, bell: Bell) -> bool:
+        return bool(self.bells) and self.bells[0] is bell
 
 
-class Ticket:
-    """One place in a line. If its owner goes without leaving (an exception can strike anywhere), it leaves itself."""
+class Place:
+    """What a waiter keeps while it stands in line."""
 
-    __slots__ = ("bell", "line", "name", "room")
-
-    def __init__(self, room: WaitingRoom, name: str, line: Line, bell: Bell) -> None:
-        self.room = room
-        self.name = name
-        self.line = line
-        self.bell = bell
-
-    def at_head(self) -> bool:
-        bells = self.line.bells
-        return bool(bells) and bells[0] is self.bell
-
-    def __del__(self) -> None:
-        room, name, bell = self.room, self.name, self.bell
-        if bell in self.line.bells:
-            renewer.post(lambda: room.leave(name, bell))
+    __slots__ = ("__weakref__",)
 
 
 class WaitingRoom:
@@ -79,23 +70,26 @@ class WaitingRoom:
         self._watcher: threading.Thread | None = None
         self._somebody = threading.Event()
 
-    def join(self, name: str, bell: Bell) -> Ticket:
+    def join(self, name: str, bell: Bell, place: Place) -> Line:
+        """Stand in the line for ``name``, for as long as somebody has ``place``."""
+        renewer.ensure_running()
         with self._mutex:
             line = self.lines.get(name)
             if line is None:
                 line = self.lines[name] = Line()
-            ticket = Ticket(self, name, line, bell)
+            line.places[bell] = renewer.when_dropped(place, functools.partial(self.leave, name, bell))
             line.bells.append(bell)
-        return ticket
+        return line
 
     def leave(self, name: str, bell: Bell) -> None:
         """Leave the line, wherever one stands in it; harmless if one does not."""
         with self._mutex:
             line = self.lines.get(name)
-            if line is None or bell not in line.bells:
+            if line is None or line.places.pop(bell, None) is None:
                 return
-            was_head = line.bells[0] is bell
-            line.bells.remove(bell)
+            was_head = line.at_head(bell)
+            if bell in line.bells:
+                line.bells.remove(bell)
             if not line.bells:
                 del self.lines[name]
                 if not self.lines:
@@ -164,12 +158,12 @@ def wait_in_line(
     ``attempt`` makes one try for ``hold``, given a deadline of its own.
     """
     name = hold.name
-    ticket = room.join(name, bell)
-    line = ticket.line
+    place = Place()
+    line = room.join(name, bell, place)
     try:
-        while not ticket.at_head():
+        while not line.at_head(bell):
             yield Sleep(bell, deadline - clock.now())
-            if not ticket.at_head() and clock.now() >= deadline:
+            if not line.at_head(bell) and clock.now() >= deadline:
                 since = line.calling_since
                 if since is not None and clock.now() - since >= FAIR_CHANCE_SECONDS:
                     raise LockBackendError(f"The backend did not answer in time about {name}", name=name)
