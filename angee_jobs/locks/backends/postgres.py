@@ -15,7 +15,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from django.core.exceptions import ImproperlyConfigured
 
@@ -27,6 +27,9 @@ from .pg import NoAnswer, Parameter, Row, Session, SessionLost, Statement, in_te
 from .pg_advisory import Entry, advisory_key, marker_key
 from .pg_listen import Listener
 from .pg_pool import Pool, driver_error, explain
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
 
 logger = logging.getLogger("angee_jobs.locks")
 
@@ -275,6 +278,12 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
 
     def close(self) -> None:
         self._pool.close()
+
+    def check_database(self, databases: Collection[str]) -> list[CheckMessage]:
+        from .pg_checks import check_postgres
+
+        needs = ("angee_jobs_fencing_token", "angee_jobs_sessionhold")
+        return check_postgres(self.db_alias, needs, databases, sql.refuse_transaction_pooling)
 
     # By force.
 

@@ -14,16 +14,19 @@ import hashlib
 import queue
 import secrets
 from collections.abc import Collection, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import clock
 from ..errors import LockBackendError
 from ..keys import name_digest
 from .base import Extension, Grant, Record
-from .pg import Parameter, Row, Statement, milliseconds, number
+from .pg import Parameter, Row, Statement, milliseconds, number, require_psycopg
 from .pg_listen import Listener
 from .pg_pool import Pool, RowLocked
 from .table import TableLockBackend
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
 
 #: At most so many sessions of a process; several, because commits that are made at once share one write of the log.
 SESSIONS = 4
@@ -170,6 +173,7 @@ class PostgresTableLockBackend(TableLockBackend):
 
     def __init__(self, *, alias: str = "default", ttl: Any = 30) -> None:
         super().__init__(alias=alias, ttl=ttl)
+        require_psycopg(alias)
         self._pool = Pool(self.db_alias, SESSIONS, fallback_application_name="angee_jobs locks")
         self._listener = Listener(self.db_alias, CHANNEL)
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -316,6 +320,11 @@ class PostgresTableLockBackend(TableLockBackend):
 
     def close(self) -> None:
         self._pool.close()
+
+    def check_database(self, databases: Collection[str]) -> list[CheckMessage]:
+        from .pg_checks import check_postgres
+
+        return check_postgres(self.db_alias, ("angee_jobs_fencing_token", _TABLE), databases, None)
 
     # Inside.
 
