@@ -22,9 +22,11 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
+from .forced_release import Stuck, release
 from .heldlocks import REFRESH, Inspector, Query, Row, Target, explain, listing
-from .locks import LockKey, force_release
+from .locks import LockKey
 from .locks.keys import name_digest
+from .locks.operations import end_session, holds_beside
 from .models import TaskLock
 
 if TYPE_CHECKING:
@@ -126,19 +128,26 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             messages.error(request, _("At most %(most)d locks can be released at once.") % {"most": MOST_AT_ONCE})
             return back
         reason = " ".join(request.POST.get("reason", "").split())[:LONGEST_REASON]
-        if "confirmed" in request.POST and reason:
-            self._release(request, targets, reason)
+        if "session" in request.POST and reason:
+            self._end_session(request, targets[0], request.POST["session"], reason)
             return back
+        if "confirmed" in request.POST and reason:
+            stuck = self._release(request, targets, reason)
+            if not stuck:
+                return back
+            where = {"changelist_url": self._url("changelist"), "query": query.encoded()}
+            stuck_context = {"title": _("End sessions"), "stuck": stuck, "reason": reason, **where}
+            return self._page(request, "end_sessions", stuck_context)
         inspector = Inspector()
         held: list[dict[str, Any]] = []
         gone: list[dict[str, Any]] = []
         for target in targets:
             row = inspector.row(target)
-            if row is not None and row.fencing_token == target.fencing_token:
+            if row is not None and target.fencing_token in (None, row.fencing_token):
                 held.append({"target": target, "lock": self._shown(request, row)})
             elif target.backend not in inspector.errors:
                 gone.append({"target": target, "now": row})
-        context = {
+        context: dict[str, Any] = {
             "title": _("Release by force"),
             "changelist_url": self._url("changelist"),
             "query": query.encoded(),
@@ -150,37 +159,43 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         }
         return self._page(request, "release_locks", context)
 
-    def _release(self, request: HttpRequest, targets: list[Target], reason: str) -> None:
-        """Release each; one that cannot be does not keep the others."""
-        released, failed = [], set()
-        for target in targets:
-            name = {"name": Truncator(target.name).chars(SHOWN_CHARACTERS)}
-            if target.backend in failed:
-                continue
-            try:
-                done = force_release(
-                    target.key,
-                    reason=reason,
-                    user=request.user.get_username(),
-                    fencing_token=target.fencing_token,
-                    backend=target.backend,
-                )
-            except Exception as error:
-                failed.add(target.backend)
-                text = _("The backend “%(backend)s” could not be asked to release %(name)s and what else was selected "
-                         "there: %(error)s")  # fmt: skip
-                details = name | {"backend": target.backend, "error": explain(error, target.backend)}
-                messages.error(request, text % details)
-                continue
-            if done:
-                released.append(target)
-                self._log_release(request, target, reason)
-            else:
-                text = _("%(name)s was not released: that hold was over already, and maybe the next one has begun.")
-                messages.warning(request, text % name)
-        if released:
-            text = ngettext("Released %(count)d lock by force.", "Released %(count)d locks by force.", len(released))
-            messages.success(request, text % {"count": len(released)})
+    def _release(self, request: HttpRequest, targets: list[Target], reason: str) -> list[Stuck]:
+        """Release each and tell the user; what only ending a database session would free."""
+
+        def log(target: Target) -> None:
+            self._log_release(request, target, reason)
+
+        result = release(targets, user=request.user.get_username(), reason=reason, done=log)
+        for alias, error in result.errors.items():
+            text = _("The backend “%(backend)s” could not be asked to release all that was selected: %(error)s")
+            messages.error(request, text % {"backend": alias, "error": error})
+        for target in result.gone:
+            text = _("%(name)s was not released: that hold was over already, and maybe the next one has begun.")
+            messages.warning(request, text % {"name": Truncator(target.name).chars(SHOWN_CHARACTERS)})
+        if result.done:
+            text = ngettext("Released %(count)d lock by force.", "Released %(count)d locks by force.", len(result.done))
+            messages.success(request, text % {"count": len(result.done)})
+        return list(result.stuck.values())
+
+    def _end_session(self, request: HttpRequest, target: Target, session: str, reason: str) -> None:
+        try:
+            number = int(session) if session.isdecimal() and len(session) < 10 else 0
+            beside = holds_beside(target.key, backend=target.backend)
+            user = request.user.get_username()
+            ended = beside is not None and end_session(
+                target.key, number, reason=reason, user=user, backend=target.backend
+            )
+        except Exception as error:
+            text = _("The backend “%(backend)s” could not end the session: %(error)s")
+            messages.error(request, text % {"backend": target.backend, "error": explain(error, target.backend)})
+            return
+        if beside is None or not ended:
+            messages.warning(request, _("That session does not hold the lock any more; nothing was done."))
+            return
+        for info in beside[1]:
+            held = Target(target.backend, info.name, info.fencing_token)
+            self._log_release(request, held, f"{reason} (its session was ended)")
+        messages.success(request, _("Ended the session, and all its locks with it."))
 
     def _log_release(self, request: HttpRequest, target: Target, reason: str) -> None:
         which = f"backend {target.backend}, fencing token {target.fencing_token}"

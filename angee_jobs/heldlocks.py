@@ -1,4 +1,4 @@
-"""What the page of held locks shows, without anything of the page: read, search, sort, cut to a page, release.
+"""What the page of held locks shows, without anything of the page: read, search, sort, cut to a page.
 
 Holds are read through the backends, which give them one by one, and only the rows of the asked page are kept: so the
 time grows with the number of holds (see docs/operations.md for figures) and the memory does not. A backend that

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from django.core.exceptions import ImproperlyConfigured
@@ -51,6 +53,9 @@ class LockCommand(BaseCommand):
 BACKEND_ERRORS = (LockError, ImproperlyConfigured)
 
 
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|[-+]?inf", re.IGNORECASE)
+
+
 def one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
@@ -72,8 +77,9 @@ def lease_argument(text: str) -> float:
     return _seconds(text, lease_seconds)
 
 
-def _seconds(text: str, check: Any) -> float:
+def _seconds(text: str, check: Callable[[float], float]) -> float:
     try:
-        return float(check(float(text)))
+        return check(float(text))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds that can be: {one_line(error)}") from error
+        why = "" if _NUMBER.fullmatch(text.strip()) is None else f": {one_line(error)}"
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds that can be{why}") from error

@@ -1,0 +1,260 @@
+"""``manage.py run_locked KEY -- CMD ARGS...``: run any program under a lock; for cron on several hosts."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+from django.core.management.base import CommandError, CommandParser
+
+from angee_jobs.locks import Lock, LockBackendError, LockLostError, LockNotAcquiredError, lock
+from angee_jobs.locks.conf import DEFAULT_ALIAS
+from angee_jobs.management import launcher
+from angee_jobs.management.base import LockCommand, key_argument, lease_argument, one_line, timeout_argument
+
+# What is not the program's own exit code. Names and numbers are those of sysexits.h, where it has one.
+UNAVAILABLE, REFUSED, LOST = 69, 75, 76
+#: As shells say that a program was ended by a signal.
+BY_SIGNAL = 128
+#: How long a program may take to end after SIGTERM, in seconds.
+GRACE = 10.0
+#: How often the lock is looked at while the program runs, in seconds.
+LOOK_EVERY = 0.2
+FORWARDED = tuple(
+    getattr(signal, name)
+    for name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+    if hasattr(signal, name)
+)
+
+
+def exit_code_argument(text: str) -> int:
+    if not text.isdecimal() or int(text) > 255:
+        raise argparse.ArgumentTypeError(f"{text!r} is not an exit code from 0 to 255")
+    return int(text)
+
+
+class Command(LockCommand):
+    help = (
+        "Runs a program under a lock, on however many hosts it is started at once. Signals are passed on to it; if the "
+        "lock is lost it is stopped, with SIGTERM and then SIGKILL. Exit codes: the program's own, or 128 and the "
+        f"number of the signal that ended it; 2 wrong usage; {UNAVAILABLE} the lock backend cannot be used; {REFUSED}, "
+        f"or what --on-refused says, if somebody else holds the lock; {LOST} the lock was lost; "
+        f"{launcher.NOT_EXECUTABLE} the program cannot be run; {launcher.NOT_FOUND} there is no such program."
+    )
+
+    #: What stands after the first "--": argparse would drop another one in it, in some versions of Python.
+    _after_dashes: list[str] | None = None
+
+    def run_from_argv(self, argv: list[str]) -> None:
+        if "--" in argv:
+            at = argv.index("--")
+            argv, self._after_dashes = argv[:at], argv[at + 1 :]
+        super().run_from_argv(argv)
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.usage = "%(prog)s [options] KEY -- CMD [ARGS ...]"
+        parser.add_argument("key", type=key_argument, metavar="KEY", help="A plain key, or a canonical name.")
+        parser.add_argument("command", nargs="*", metavar="CMD", help="The program and its arguments, after --.")
+        self.add_backend_argument(parser, "Default: default.")
+        parser.add_argument(
+            "--timeout",
+            type=timeout_argument,
+            metavar="SECONDS",
+            help="Wait so long for the lock. Default: not at all.",
+        )
+        parser.add_argument(
+            "--ttl",
+            type=lease_argument,
+            metavar="SECONDS",
+            help="The lock is free at most so long after this host's death. Default: the backend's.",
+        )
+        parser.add_argument(
+            "--hold-at-least",
+            type=lease_argument,
+            metavar="SECONDS",
+            help="Keep the lock so long, also when the program is done sooner: for hosts whose clocks differ.",
+        )
+        parser.add_argument(
+            "--on-refused",
+            type=exit_code_argument,
+            default=REFUSED,
+            metavar="EXIT-CODE",
+            help=f"The exit code if somebody else holds the lock (default {REFUSED}); with 0 nothing is printed.",
+        )
+        parser.add_argument(
+            "--grace",
+            type=lease_argument,
+            default=GRACE,
+            metavar="SECONDS",
+            help=f"Between SIGTERM and SIGKILL if the lock is lost (default {GRACE:g}).",
+        )
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        [alias] = self.aliases(options["backend"] or DEFAULT_ALIAS)
+        command: list[str] = [*options["command"], *(self._after_dashes or [])]
+        if not command:
+            self.wrong_usage("there is no program to run: write it after the key and --")
+        try:
+            held = lock(
+                options["key"],
+                timeout=options["timeout"],
+                ttl=options["ttl"],
+                hold_at_least=options["hold_at_least"],
+                note=f"run_locked {os.path.basename(command[0])}",
+                backend=alias,
+            )
+        except ValueError as error:
+            self.wrong_usage(one_line(error))
+        program = _Program(command, options["grace"])
+        code = 0
+        with program.forwarding():
+            try:
+                with held:
+                    code = program.run(held)
+            except LockNotAcquiredError as refused:
+                code = options["on_refused"]
+                if code:
+                    raise CommandError(one_line(refused), returncode=code) from refused
+            except LockLostError as lost:
+                raise CommandError(one_line(lost), returncode=LOST) from lost
+            except ImproperlyConfigured as error:
+                self.wrong_usage(one_line(error))
+            except LockBackendError as error:
+                if program.started:  # only its release failed, and the lock comes free by itself
+                    self.stderr.write(f"The lock could not be released: {one_line(error)}")
+                    code = program.code
+                else:
+                    raise CommandError(f"The lock backend {alias!r} cannot be used: {one_line(error)}",
+                                       returncode=UNAVAILABLE) from error  # fmt: skip
+            except _Stopped as stopped:
+                code = BY_SIGNAL + stopped.signum
+        if code:
+            sys.exit(code)
+
+
+class _Stopped(BaseException):
+    """A signal came before the program was started."""
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+
+
+class _Program:
+    """The program, in a process group of its own, so that all it starts gets the signals too.
+
+    On a terminal it stays in the foreground group instead, where the terminal itself sends Ctrl-C and Ctrl-\\ to it.
+    """
+
+    def __init__(self, command: list[str], grace: float) -> None:
+        self._command = command
+        self._grace = grace
+        self._own_group = not (sys.stdin is not None and sys.stdin.isatty())
+        self._process: subprocess.Popen[bytes] | None = None
+        self._starting = False
+        self._early: list[int] = []
+        self.started = False
+        self.code = 0
+
+    @contextlib.contextmanager
+    def forwarding(self) -> Any:
+        """Pass signals on to the program; before it runs they end the wait for the lock."""
+        before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+        for signum in FORWARDED:
+            if signal.getsignal(signum) is not signal.SIG_IGN:  # as nohup leaves SIGHUP
+                before[signum] = signal.signal(signum, self._on_signal)
+        try:
+            yield
+        finally:
+            for signum, handler in before.items():
+                signal.signal(signum, signal.SIG_DFL if handler is None else handler)
+
+    def _on_signal(self, signum: int, frame: FrameType | None) -> None:
+        if self._process is not None:
+            if self._own_group or signum not in (signal.SIGINT, signal.SIGQUIT):
+                self._send(signum)
+        elif self._starting:
+            self._early.append(signum)
+        elif not self.started:
+            raise _Stopped(signum)
+
+    def _send(self, signum: int) -> None:
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if self._own_group:
+                os.killpg(process.pid, signum)
+            else:
+                os.kill(process.pid, signum)
+
+    def run(self, held: Lock) -> int:
+        """Run it to its end; its exit code. Stops it if the lock is lost, which the end of the block tells."""
+        here = [sys.executable, "-I", "-S", str(Path(launcher.__file__)), str(os.getpid())]
+        self._starting = self.started = True
+        process = subprocess.Popen([*here, *self._command], process_group=0 if self._own_group else None)
+        self._process = process
+        self._starting = False
+        for signum in self._early:
+            self._send(signum)
+        ended: queue.SimpleQueue[None] = queue.SimpleQueue()
+        threading.Thread(target=_wait, args=(process.pid, ended), daemon=True).start()
+        running = True
+        while running:
+            try:
+                ended.get(timeout=LOOK_EVERY)
+                running = False
+            except queue.Empty:
+                if held.lost:
+                    self._stop(ended)
+                    running = False
+        # Until it is reaped here, no other process can get its number, and a signal on its way cannot miss.
+        self._process = None
+        code = process.wait()
+        self.code = BY_SIGNAL - code if code < 0 else code
+        return self.code
+
+    def _stop(self, ended: queue.SimpleQueue[None]) -> None:
+        """SIGTERM; SIGKILL for the program, or what it has started, if it is still there after the grace time."""
+        assert self._process is not None
+        deadline = time.monotonic() + self._grace
+        self._send(signal.SIGTERM)
+        try:
+            ended.get(timeout=self._grace)
+        except queue.Empty:
+            self._send(signal.SIGKILL)
+            return
+        self._process.wait()
+        while self._own_group and self._group_lives():
+            if time.monotonic() >= deadline:
+                self._send(signal.SIGKILL)
+                return
+            time.sleep(0.05)
+
+    def _group_lives(self) -> bool:
+        assert self._process is not None
+        try:
+            os.killpg(self._process.pid, 0)
+        except PermissionError:
+            return True
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _wait(pid: int, ended: queue.SimpleQueue[None]) -> None:
+    """Tell the end of the process and leave it to be reaped by its owner."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    ended.put(None)
