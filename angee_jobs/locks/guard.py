@@ -119,7 +119,10 @@ def _bounded_wait(connection: BaseDatabaseWrapper, timeout: float) -> Iterator[N
         else:
             cursor.execute(write, [value])
 
-    with connection.cursor() as cursor:
+    connection.ensure_connection()
+    raw: Any = connection.connection
+    # The driver's cursor: Django's refuses every statement once one has failed, and the limit has to be put back.
+    with contextlib.closing(raw.cursor()) as cursor:
         cursor.execute(read)
         before = cursor.fetchone()[0]
         limit = max(1, round(timeout * units))
@@ -128,13 +131,8 @@ def _bounded_wait(connection: BaseDatabaseWrapper, timeout: float) -> Iterator[N
             yield
         finally:
             # In a failed transaction of PostgreSQL nothing can be set, nor need it be: the rollback does it.
-            if not (connection.vendor == "postgresql" and _failed(connection)):
+            if not (connection.vendor == "postgresql" and raw.info.transaction_status.name != "INTRANS"):
                 put(before)
-
-
-def _failed(connection: BaseDatabaseWrapper) -> bool:
-    raw: Any = connection.connection
-    return raw is None or raw.closed or raw.info.transaction_status.name == "INERROR"
 
 
 def raise_clearly(connection: BaseDatabaseWrapper, error: DatabaseError, name: str, using: str, timeout: float) -> None:
