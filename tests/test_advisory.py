@@ -10,23 +10,29 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 
 from angee_jobs.locks import clock
-from angee_jobs.locks.backends import pg_advisory
+from angee_jobs.locks.backends import pg_advisory, pg_holds
 from angee_jobs.locks.backends import postgres as advisory
 from angee_jobs.locks.backends.base import Extension
+from angee_jobs.locks.backends.pg import Statement
 from angee_jobs.locks.backends.pg_advisory import advisory_key, halves, marker_key
 from angee_jobs.locks.backends.postgres import PostgresAdvisoryLockBackend
 from angee_jobs.locks.errors import LockBackendError
-from tests.pg_helpers import Interrupt, alias_with, database_defaults, give_up, in_threads, interrupted_after, within
+from tests.pg_helpers import (
+    Interrupt,
+    alias_with,
+    database_defaults,
+    give_up,
+    in_production,
+    in_threads,
+    interrupted_after,
+    within,
+)
 from tests.servers import eventually
+
+__all__ = ["in_production"]
 
 NAME = "angee:name:advisory"
 _owners = map("owner-{}".format, itertools.count())
-
-
-@pytest.fixture
-def in_production(monkeypatch):
-    """Sessions stay open between requests, as they do outside of a test run."""
-    monkeypatch.setattr(advisory, "in_test_run", lambda: False)
 
 
 @pytest.fixture(params=["direct", "session pooling"])
@@ -59,7 +65,7 @@ def _backend(alias):
     backend = PostgresAdvisoryLockBackend(alias=alias)
     yield backend
     backend.stop_watching()
-    backend._pool.slots[0].drop()
+    backend._session.pool.slots[0].drop()
 
 
 @pytest.fixture(autouse=True)
@@ -87,7 +93,7 @@ def locks(postgres):
 
 
 def session_of(backend):
-    return backend._pool.slots[0].session
+    return backend._session.pool.slots[0].session
 
 
 # Keys.
@@ -161,7 +167,7 @@ def test_fencing_tokens_go_up_whatever_happens(backend, other, postgres):
 
 
 def test_a_process_holds_only_so_many(direct, monkeypatch):
-    monkeypatch.setattr(advisory, "MAX_HOLDS", 5)
+    monkeypatch.setattr(pg_holds, "MAX_HOLDS", 5)
     for number in range(5):
         acquire(direct, f"angee:name:{number}")
     with pytest.raises(LockBackendError, match=r"holds 5 session locks already.*TableLockBackend") as caught:
@@ -222,7 +228,7 @@ def test_the_servers_side_notices_a_host_that_vanished(server_dir, in_production
                 session = session_of(backend)
                 for name, value in pg_advisory.SERVER_SETTINGS.items():
                     [(setting,)] = session.execute(
-                        advisory.Statement("SELECT setting FROM pg_settings WHERE name = $1"), [name], within()
+                        Statement("SELECT setting FROM pg_settings WHERE name = $1"), [name], within()
                     )
                     assert setting == value.encode()
 
@@ -255,7 +261,7 @@ def test_a_server_that_hangs(backend, other, postgres):
 
 
 def believed(backend):
-    return sorted(halves(entry.key) for entry in backend._holds.values())
+    return sorted(halves(entry.key) for entry in backend._session.entries.values())
 
 
 def test_thousands_of_deadlines_of_a_millisecond(backend, postgres):
@@ -322,9 +328,9 @@ def test_strays_are_freed_and_missing_ones_told(backend, postgres):
     """Whatever brought them about."""
     owner, _ = acquire(backend)
     session = session_of(backend)
-    session.execute(advisory.Statement("SELECT pg_advisory_lock(12345)"), [], within())
+    session.execute(Statement("SELECT pg_advisory_lock(12345)"), [], within())
     session.execute(pg_advisory.UNLOCK, [advisory_key(NAME)], within())
-    backend._doubtful = True
+    backend._session.doubtful = True
     assert watch(backend, (NAME, owner)) == set()
     assert locks(postgres) == []
 
@@ -552,7 +558,7 @@ def test_the_mark_of_a_key_that_nobody_waits_for_goes(backend, other, postgres, 
     for name in (NAME, "angee:name:second"):
         other.remaining(name, within())
     assert postgres.advisory_locks() == 4
-    monkeypatch.setattr(advisory, "MARK_SECONDS", 0.2)
+    monkeypatch.setattr(pg_holds, "MARK_SECONDS", 0.2)
     time.sleep(0.3)
     other.remaining(NAME, within())
     assert postgres.advisory_locks() == 3
@@ -582,7 +588,7 @@ def test_waiting_keeps_no_snapshot_and_writes_no_log(direct, postgres, in_produc
         stop.set()
         thread.join(10)
         other.stop_watching()
-        other._pool.slots[0].drop()
+        other._session.pool.slots[0].drop()
     assert direct.release(NAME, owner, within())
     log = [line for line in postgres.log(size).splitlines() if "checkpoint" not in line]
     assert log == []

@@ -30,9 +30,9 @@ class Advisory(PostgresTable):
     def delete_hold(self, key: LockKey) -> None:
         """End the hold on the server, on its own session, behind the back of its process."""
         backend: Any = lock_backends[self.alias]
-        slot = backend._pool.slots[0]
+        slot = backend._session.pool.slots[0]
         assert slot.session.execute(UNLOCK, [advisory_key(key.name)], clock.now() + 5) == [(b"t",)]
-        backend._doubtful = True
+        backend._session.doubtful = True
 
 
 class AdvisoryContract(testing.LockContract):

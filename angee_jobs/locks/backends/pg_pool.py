@@ -14,7 +14,8 @@ from typing import Any, NoReturn
 
 from .. import clock, process
 from ..errors import LockBackendError
-from .pg import NoAnswer, Parameter, Row, Session, SessionLost, Statement, database_name, in_test_run
+from .pg import NoAnswer, Parameter, Row, Session, SessionLost, Statement, in_test_run
+from .pg_connect import database_name
 
 #: Sessions that were not used for this many seconds are closed.
 IDLE_SECONDS = 30.0
@@ -196,7 +197,7 @@ class Pool:
             raise LockBackendError(f"The database {self.alias!r} cannot be connected to: {error}") from driver_error(
                 error
             )
-        except _driver_errors() as error:
+        except driver_errors() as error:
             raise LockBackendError(f"The database {self.alias!r} cannot be used: {error}") from error
         if slot.session is not None:  # a signal handler has opened it meanwhile
             session.close()
@@ -239,12 +240,16 @@ class Pool:
                 replaced = replaced or error.sent
             except NoAnswer as error:
                 raise self.no_answer(error) from driver_error(error)
-            except _driver_errors() as error:
+            except driver_errors() as error:
                 self.refused(error, slot.session, deadline)
             finally:
                 claim.give_back()
-                if in_test_run():
-                    self.close_idle(0)
+                self.used()
+
+    def used(self) -> None:
+        """After a request: in a test run, no session stays that would keep the test database from being dropped."""
+        if in_test_run():
+            self.close_idle(0)
 
     def no_answer(self, error: NoAnswer) -> LockBackendError:
         return LockBackendError(f"The database {self.alias!r} did not answer in time", uncertain=error.sent)
@@ -329,7 +334,7 @@ def driver_error(error: Exception) -> BaseException:
     return error.__cause__ or OperationalError(str(error))
 
 
-def _driver_errors() -> Any:
+def driver_errors() -> Any:
     from psycopg import Error
 
     return Error
