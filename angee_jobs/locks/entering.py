@@ -198,7 +198,7 @@ class Enterable:
         block = Block(_caller(), hold, binding)
         if self._opening:
             opening = self._opening.pop(threading.get_ident(), None)
-            if opening is not None:
+            if opening is not None and opening[0]() is not None:  # else somebody just looked at __exit__
                 block.statement, blocks = opening
                 blocks.append(block)
         self._blocks.append(block)
