@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -58,11 +59,13 @@ def backend_for(entry: dict[str, Any], **options: Any) -> Iterator[RedisLockBack
 class FakeServer:
     """Listens on a port of its own and answers as it is told, once the driver's handshake is over.
 
-    ``answer`` gets the words of a request and returns the bytes to send; None closes the connection.
+    ``answer`` gets the words of a request and returns the bytes to send; None closes the connection. ``later`` is sent
+    a moment after each answer, although nobody asked.
     """
 
-    def __init__(self, answer: Callable[[list[bytes]], bytes | None]) -> None:
+    def __init__(self, answer: Callable[[list[bytes]], bytes | None], later: bytes = b"") -> None:
         self._answer = answer
+        self._later = later
         self.requests: list[list[bytes]] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -99,3 +102,6 @@ class FakeServer:
                 if answer is None:
                     return
                 connection.sendall(answer)
+                if self._later:
+                    time.sleep(0.02)
+                    connection.sendall(self._later)
