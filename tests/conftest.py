@@ -11,12 +11,22 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import django
 import pytest
 
-from tests.servers import PgBouncer, PostgresServer, RedisServer, Server, ValkeyServer, at_exit, require
+from tests.servers import (
+    PgBouncer,
+    PostgresServer,
+    RedisServer,
+    Server,
+    ValkeyServer,
+    at_exit,
+    missing_packages,
+    require,
+)
 
 # Before the settings are read. In /tmp, because the path of a Unix socket may have only about 100 characters.
 TEST_DIR = Path(tempfile.mkdtemp(prefix="angee-", dir="/tmp" if os.path.isdir("/tmp") else None))
@@ -192,3 +202,14 @@ def as_in_production(alias: str, request: pytest.FixtureRequest) -> Iterator[Non
             for statement in ("ALTER SYSTEM RESET fsync", "SELECT pg_reload_conf()"):
                 server.query(statement)
             lock_backends.verbs(alias).close()
+
+
+@pytest.fixture(scope="session")
+def celery_queue(databases: None) -> Iterator[Any]:
+    """A broker of its own with the app of `tests.children.celery_app`, and the workers that a test starts."""
+    require(ValkeyServer.unavailable() or missing_packages("celery"))
+    from tests.celery_workers import CeleryQueue
+
+    with ValkeyServer(settings.TEST_DIR / "broker") as server:
+        with CeleryQueue(server) as queue:
+            yield queue
