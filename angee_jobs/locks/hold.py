@@ -33,6 +33,19 @@ class End(enum.Enum):
     DETACHED = "detached"
 
 
+class OwnerId(str):
+    """The secret of one hold. Its ``repr`` hides it, so that a traceback's variables on a debug page do not tell it."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'***'"
+
+
+def new_owner_id() -> OwnerId:
+    return OwnerId(secrets.token_hex(16))
+
+
 class Hold:
     """The state of one hold. Made before the request that may win it, so that its owner id is known if that fails."""
 
@@ -66,7 +79,7 @@ class Hold:
         self.backend = backend
         self.room = room
         self.ttl = ttl
-        self.owner = secrets.token_hex(16)
+        self.owner = new_owner_id()
         self.generation = process.generation
         self.fencing_token: int | None = None
         self.acquired_at: float | None = None

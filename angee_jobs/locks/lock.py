@@ -258,7 +258,7 @@ class Lock(Enterable):
 
     def _info_steps(self) -> Steps[LockInfo | None]:
         hold = self._hold
-        if hold is None or hold.ended:
+        if hold is None or hold.ended or hold.foreign:
             return None
         record = yield Call(hold.backend.inspect, hold.name, clock.now() + VERB_SECONDS)
         if record is None or record.fencing_token != hold.fencing_token:

@@ -8,7 +8,6 @@ the moment when the hold is known hands it to the renewal thread, which releases
 from __future__ import annotations
 
 import logging
-import secrets
 from typing import TYPE_CHECKING
 
 from django.core.exceptions import ImproperlyConfigured
@@ -16,7 +15,7 @@ from django.core.exceptions import ImproperlyConfigured
 from . import clock, signals
 from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, Grant, HandleBackend, describe_holder
 from .errors import LockBackendError, LockLostError, LockNotAcquiredError
-from .hold import End, Hold
+from .hold import End, Hold, new_owner_id
 from .renewal import renewer
 from .steps import Call, Steps
 from .transactions import settle
@@ -66,7 +65,7 @@ def acquire_steps(
     room = room_of(backend)
     seconds = ttl or backend.ttl
     hold = Hold(key, name, backend, room, seconds if at_most is None else min(seconds, at_most))
-    holder = describe_holder(note)
+    holder = describe_holder(note, hold.ttl if backend.leases else None)
     began = clock.now()
 
     def attempt(deadline: float) -> Grant | None:
@@ -147,7 +146,7 @@ def adopt_steps(
         hold.started = clock.now()
         limit = hold.started + VERB_SECONDS
         grant: Grant | None = yield Call(
-            backend.adopt, name, owner, hold.owner, hold.ttl, describe_holder(note), limit, hold=hold
+            backend.adopt, name, owner, hold.owner, hold.ttl, describe_holder(note, hold.ttl), limit, hold=hold
         )
         if grant is None:
             raise LockLostError(
@@ -172,10 +171,10 @@ def detach_steps(hold: Hold, ttl: float | None, note: str) -> Steps[str]:
     if not hold.end(End.DETACHED):
         raise lost(hold.name)
     renewer.forget(hold)
-    heir = secrets.token_hex(16)
+    heir, length = new_owner_id(), ttl or hold.ttl
     limit = min(clock.now() + VERB_SECONDS, hold.deadline)
     grant: Grant | None = yield Call(
-        hold.backend.adopt, hold.name, hold.owner, heir, ttl or hold.ttl, describe_holder(note), limit, hold=hold
+        hold.backend.adopt, hold.name, hold.owner, heir, length, describe_holder(note, length), limit, hold=hold
     )
     if grant is None:
         hold.found_lost()
@@ -216,9 +215,9 @@ def finish_steps(hold: Hold) -> Steps[End | None]:
         limit = min(now + VERB_SECONDS, max(hold.deadline, now + 0.25))
         if now < hold.keep_until:
             # It passes to nobody until then: the owner id that it gets is known to none.
-            nobody, left = secrets.token_hex(16), hold.keep_until - now
+            nobody, left = new_owner_id(), hold.keep_until - now
             grant: Grant | None = yield Call(
-                hold.backend.adopt, hold.name, hold.owner, nobody, left, describe_holder(""), limit, hold=hold
+                hold.backend.adopt, hold.name, hold.owner, nobody, left, describe_holder("", left), limit, hold=hold
             )
             released = grant is not None
         else:

@@ -126,8 +126,12 @@ class Renewer:
             if self._thread is None:
                 # A daemon: any other kind is joined at the interpreter's exit, before atexit releases the holds.
                 thread = threading.Thread(target=self._run, name="angee-locks-renewal", daemon=True)
-                thread.start()
-                self._thread = thread
+                try:
+                    thread.start()
+                except RuntimeError as error:  # at the interpreter's exit, or at the limit of threads
+                    logger.error("No renewal thread can be started, so locks are not renewed: %s", error)
+                else:
+                    self._thread = thread
 
     # On the thread.
 

@@ -194,4 +194,7 @@ async def transactions_of_task() -> list[Transaction]:
     waiting_thread = getattr(AsyncToSync.executors, "current", None) or AsyncToSync.loop_thread_executors.get(loop)
     if waiting_thread is None:
         return current_transactions()
-    return await sync_to_async(current_transactions)()
+    try:
+        return await sync_to_async(current_transactions)()
+    except RuntimeError:  # this task has outlived the async_to_sync that it was made under
+        return current_transactions()

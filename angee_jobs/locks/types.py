@@ -27,13 +27,17 @@ SHORTEST_TTL = 0.01
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Holder:
-    """Where a hold was taken: ``host``, ``pid``, ``thread`` (its name), ``task`` and ``note`` (both may be empty)."""
+    """Where a hold was taken: ``host``, ``pid``, ``thread`` (its name), ``task`` and ``note`` (both may be empty).
+
+    ``ttl`` is the length that was asked for its lease, in seconds; None for a session lock.
+    """
 
     host: str
     pid: int | None
     thread: str
     task: str = ""
     note: str = ""
+    ttl: float | None = None
 
     def __str__(self) -> str:
         where = f"{self.host} pid {self.pid} {self.thread}"

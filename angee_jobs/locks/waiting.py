@@ -118,8 +118,13 @@ class WaitingRoom:
         self._somebody.set()
         with self._mutex:
             if self._watcher is None:
-                self._watcher = threading.Thread(target=self._watch, name="angee-locks-watcher", daemon=True)
-                self._watcher.start()
+                watcher = threading.Thread(target=self._watch, name="angee-locks-watcher", daemon=True)
+                try:
+                    watcher.start()
+                except RuntimeError as error:  # the fallback serves
+                    logger.error("No thread can be started to watch %r: %s", self.backend.alias, error)
+                else:
+                    self._watcher = watcher
 
     def _watch(self) -> None:
         pause = 0.05

@@ -17,6 +17,7 @@ Rules for every verb:
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -28,7 +29,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import clock
-from ..errors import LockBackendError, LockLostError
+from ..errors import LockBackendError, LockError
 from ..keys import LockKey, lock_name
 from ..types import HIDDEN, Holder, LockHandle, LockInfo
 
@@ -56,7 +57,7 @@ class Extension:
     """One lease in a batch to extend: for ``ttl`` seconds from now by the backend's clock."""
 
     name: str
-    owner: str
+    owner: str = dataclasses.field(repr=False)
     ttl: float
 
 
@@ -222,11 +223,12 @@ class HandleBackend(BaseLockBackend):
 
     def acquire_within(self, key: LockKey, owner: str, timeout: float | None) -> Grant | None:
         """The whole wait in one call, since only the inner backend knows how to wait for its locks."""
-        if timeout is None:
-            handle = self.inner.try_acquire(key)
-        else:
-            longest = timedelta.max.total_seconds()
-            handle = self.inner.try_acquire(key, timeout=timedelta(seconds=min(timeout, longest)))
+        with self._errors(key.name):
+            if timeout is None:
+                handle = self.inner.try_acquire(key)
+            else:
+                longest = timedelta.max.total_seconds()
+                handle = self.inner.try_acquire(key, timeout=timedelta(seconds=min(timeout, longest)))
         if not handle:
             return None
         self._handles[owner] = handle
@@ -236,23 +238,33 @@ class HandleBackend(BaseLockBackend):
         return [extension.owner for extension in extensions if extension.owner in self._handles]
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
-        handle = self._handles.pop(owner, None)
+        handle = self._handles.get(owner)
         if handle is None:
             return False
-        # Only a plain False says "lost": the protocol promises no result, and most handles return None.
-        return handle.release() is not False
+        with self._errors(name):
+            # Only a plain False says "lost": the protocol promises no result, and most handles return None.
+            released = handle.release() is not False
+        self._handles.pop(owner, None)
+        return released
 
     def is_held(self, key: LockKey | str) -> bool:
-        return bool(self.inner.is_held(key))
+        with self._errors(lock_name(key)):
+            return bool(self.inner.is_held(key))
+
+    @contextlib.contextmanager
+    def _errors(self, name: str) -> Iterator[None]:
+        """Whatever goes wrong inside is the backend's fault, and not an answer."""
+        try:
+            yield
+        except LockError:
+            raise
+        except Exception as error:
+            raise LockBackendError(f"The lock backend {self.alias!r} failed: {error!r}", name=name) from error
 
 
 def to_datetime(seconds: float | None) -> datetime | None:
     """Seconds since the epoch as an aware datetime."""
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
-
-
-def lost(name: str) -> LockLostError:
-    return LockLostError(f"The hold of {name} ended before it was released", name=name)
 
 
 _host = socket.gethostname()
@@ -266,8 +278,8 @@ class _ThreadPart(threading.local):
 _thread_part = _ThreadPart()
 
 
-def describe_holder(note: str) -> str:
-    """The stored form of "this thread, now, with this note".
+def describe_holder(note: str, ttl: float | None = None) -> str:
+    """The stored form of "this thread, now, with this note", and of the length of the lease in seconds.
 
     JSON, put together by hand from a part that is kept per thread: it is made for every acquire, and json.dumps
     alone would take a tenth of an acquire on SQLite.
@@ -276,6 +288,8 @@ def describe_holder(note: str) -> str:
     if _thread_part.pid != (pid := os.getpid()):
         prefix = json.dumps({"host": _host, "pid": pid, "thread": threading.current_thread().name})[:-1]
         _thread_part.text, _thread_part.pid = prefix, pid
+    if ttl is not None:
+        prefix = f'{prefix}, "ttl": {ttl:g}'
     task = current_task.get()
     if not task and not note:
         return prefix + "}"
@@ -286,13 +300,14 @@ def parse_holder(text: str | None) -> Holder | None:
     """The inverse; None for what is not a holder, since rows can be edited by hand."""
     try:
         fields = json.loads(text or "")
-        pid = fields.get("pid")
+        pid, ttl = fields.get("pid"), fields.get("ttl")
         return Holder(
             host=str(fields["host"]),
             pid=int(pid) if pid is not None else None,
             thread=str(fields.get("thread", "")),
             task=str(fields.get("task", "")),
             note=str(fields.get("note", "")),
+            ttl=float(ttl) if ttl is not None else None,
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None

@@ -6,6 +6,7 @@ import dataclasses
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
+from hmac import compare_digest
 
 from .. import clock
 from .base import BaseLockBackend, Extension, Grant, Record
@@ -13,7 +14,7 @@ from .base import BaseLockBackend, Extension, Grant, Record
 
 @dataclasses.dataclass(slots=True)
 class _Lease:
-    owner: str
+    owner: str = dataclasses.field(repr=False)
     holder: str
     acquired_at: float
     expires: float  # on the local clock
@@ -62,7 +63,7 @@ class LocalLockBackend(BaseLockBackend):
         with self._mutex:
             for each in extensions:
                 lease = self._live(each.name)
-                if lease is not None and lease.owner == each.owner:
+                if lease is not None and compare_digest(lease.owner, each.owner):
                     lease.expires = max(lease.expires, clock.now() + each.ttl)
                     extended.append(each.owner)
         return extended
@@ -70,7 +71,7 @@ class LocalLockBackend(BaseLockBackend):
     def release(self, name: str, owner: str, deadline: float) -> bool:
         with self._mutex:
             lease = self._live(name)
-            if lease is None or lease.owner != owner:
+            if lease is None or not compare_digest(lease.owner, owner):
                 return False
             del self._leases[name]
             return True
@@ -78,7 +79,7 @@ class LocalLockBackend(BaseLockBackend):
     def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         with self._mutex:
             lease = self._live(name)
-            if lease is None or lease.owner != owner:
+            if lease is None or not compare_digest(lease.owner, owner):
                 return None
             lease.owner, lease.holder, lease.expires = heir, holder, clock.now() + ttl
             return Grant(lease.fencing_token, lease.acquired_at, time.time() + ttl)
