@@ -58,8 +58,8 @@ class Watcher:
 
         The subscription may come later than that look. Then ``name`` counts as changed, so that they look again.
         """
-        self._wanted[name] = clock.now()
-        if name not in self._subscribed:
+        now = self._wanted[name] = clock.now()
+        if name not in self._subscribed and now >= self._refused_until:
             self._ring()
 
     def stop(self) -> None:
@@ -117,9 +117,9 @@ class Watcher:
     def _wait(self, deadline: float) -> Collection[str] | None:
         is_new = False
         if self._wire is None:
+            self._forget_old()
             if clock.now() < self._refused_until:
-                self._sleep(None, deadline)
-                return ()
+                return self._sleep_deaf(deadline)
             self._wire = self._connections.open(deadline)
             self._heard_at, self._asked_for_life = clock.now(), False
             is_new = True
@@ -141,8 +141,7 @@ class Watcher:
                         raise Garbled(str(message))
                     self._hang_up()
                     self._refused_until = now + REFUSED_SECONDS
-                    self._sleep(None, deadline)
-                    return ()
+                    return self._sleep_deaf(deadline)
                 self._note(message, heard)
         return ()
 
@@ -161,22 +160,20 @@ class Watcher:
             ready = {each.fileno() for each in select.select(sockets, [], [], left)[0]}
         if bell[0].fileno() in ready:
             bell[0].recv(65536)
-            if wire is None and not self._stopping:
-                return self._sleep(None, deadline)
         return wire is not None and wire.sock.fileno() in ready
+
+    def _sleep_deaf(self, deadline: float) -> Collection[str]:
+        while not self._stopping and clock.now() < deadline:
+            self._sleep(None, deadline)
+        return ()
 
     def _update(self, wire: Wire) -> None:
         """Subscribe to what is wanted, and no longer to what is not."""
         now = clock.now()
-        wanted = list(self._wanted.items())
-        new = [name for name, _ in wanted if name not in self._subscribed]
-        old = [name for name, asked_at in wanted if now - asked_at > FORGET_SECONDS]
+        old = [name for name in self._forget_old() if self._subscribed.pop(name, None) is not None]
         if old:
-            for name in old:
-                self._wanted.pop(name, None)
-                self._subscribed.pop(name, None)
             wire.send(pack(b"UNSUBSCRIBE", *map(self.channel, old)), now + SEND_SECONDS)
-        new = [name for name in new if name in self._wanted]
+        new = [name for name in list(self._wanted) if name not in self._subscribed]
         if new:
             for name in new:
                 self._subscribed[name] = False
@@ -187,6 +184,14 @@ class Watcher:
         if silence > SILENT_SECONDS and not self._asked_for_life:
             self._asked_for_life = True
             wire.send(pack(b"PING"), now + SEND_SECONDS)
+
+    def _forget_old(self) -> list[str]:
+        """Drop and return the names that nobody has asked about for a while."""
+        limit = clock.now() - FORGET_SECONDS
+        old = [name for name, asked_at in list(self._wanted.items()) if asked_at < limit]
+        for name in old:
+            self._wanted.pop(name, None)
+        return old
 
     def _note(self, message: object, heard: set[str]) -> None:
         self._heard_at, self._asked_for_life = clock.now(), False
