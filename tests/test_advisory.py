@@ -397,7 +397,12 @@ def test_another_engine_is_refused():
 
 
 def test_transaction_pooling_is_proven_and_refused(postgres, pgbouncer, in_production):
-    for options in ({}, {"server_round_robin": 1, "min_pool_size": 5}, {"default_pool_size": 1}):
+    for options in (
+        {},
+        {"server_round_robin": 1, "min_pool_size": 5},
+        {"server_round_robin": 1, "min_pool_size": 2},
+        {"default_pool_size": 1},
+    ):
         pgbouncer.options |= options
         pgbouncer.prepare()
         pgbouncer.restart()

@@ -53,6 +53,7 @@ class HoldSession:
         #: The markers of the keys that are waited for: on which session, and when they were last asked for.
         self._marks: dict[int, tuple[Session, float]] = {}
         self._unwanted_marks: list[tuple[int, Session]] = []
+        self._sessions_proven = False
         self._next_prune = self._next_publish = 0.0
 
     # Requests.
@@ -94,8 +95,14 @@ class HoldSession:
     def rows(self, statement: Statement, *parameters: Parameter, deadline: float) -> list[Row]:
         """The rows of a question that changes nothing."""
         rows = self.run(deadline, lambda session: session.execute(statement, parameters, deadline))
-        self.pool.used()
+        self._rest()
         return rows or []
+
+    def _rest(self) -> None:
+        """Close the session if it carries nothing, in a test run or if that is the quickest way to take back marks."""
+        self.pool.used()
+        if self._unwanted_marks and not self.pool.in_use():
+            self.pool.close_idle(0)
 
     def _opened(self, slot: Slot, deadline: float) -> Session:
         before = slot.session
@@ -104,14 +111,16 @@ class HoldSession:
         session = self.pool.opened(slot, deadline)
         if session is before:
             return session
+        self._unwanted_marks = []  # they went with the session before
         try:
             if session.in_recovery:
                 raise LockBackendError(
                     f"The database {self.alias!r} is a read-only replica, where nothing can be locked: use an alias "
                     f"of the primary server"
                 )
-            if not session.direct:
+            if not session.direct and not self._sessions_proven:
                 sql.refuse_transaction_pooling(session, deadline)
+                self._sessions_proven = True
             session.execute(Statement(f"LISTEN {sql.ask_channel(session.server_pid)}"), [], deadline)
         except BaseException:
             slot.drop()
@@ -150,7 +159,7 @@ class HoldSession:
         if self.entries.get(entry.key) is entry:
             self.entries.pop(entry.key, None)
             if not self.entries:
-                self.pool.used()
+                self._rest()
 
     def held_on(self, session: Session, deadline: float) -> set[int]:
         """The keys that the server says this session holds."""
@@ -207,17 +216,16 @@ class HoldSession:
         while self._marks:
             marker, (session, _) = self._marks.popitem()
             self._unwanted_marks.append((marker, session))
-        if not self.entries:
-            self.pool.close_idle(0)
+        self._rest()
 
     def _unmark(self, session: Session, deadline: float) -> None:
         for marker, (on, asked) in list(self._marks.items()):
             if clock.now() - asked > MARK_SECONDS:
                 self._marks.pop(marker, None)
                 self._unwanted_marks.append((marker, on))
-        if self._unwanted_marks:
-            unwanted, self._unwanted_marks = self._unwanted_marks, []
-            markers = ",".join(str(marker) for marker, on in unwanted if on is session)
+        unwanted, self._unwanted_marks = self._unwanted_marks, []
+        markers = ",".join(str(marker) for marker, on in unwanted if on is session)
+        if markers:
             session.execute(sql.UNMARK, ["{" + markers + "}"], deadline)
 
     # In the background, on the renewal thread.
