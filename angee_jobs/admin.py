@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, cast
 
+from django import VERSION
 from django.apps import apps
 from django.contrib import admin, messages
 from django.contrib.admin.models import DELETION, LogEntry
@@ -82,7 +83,8 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _page(self, request: HttpRequest, template: str, context: dict[str, Any]) -> TemplateResponse:
         request.current_app = self.admin_site.name
-        context = {**self.admin_site.each_context(request), "opts": self.opts, **context}
+        listed = VERSION >= (6, 1)  # how the admin of this Django marks its breadcrumbs up
+        context = {**self.admin_site.each_context(request), "opts": self.opts, "listed_breadcrumbs": listed, **context}
         return TemplateResponse(request, f"admin/angee_jobs/tasklock/{template}.html", context)
 
     def changelist_view(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
@@ -105,6 +107,7 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "hidden_for_search": query.hidden("search", "page"),
             "can_release": self.has_release_permission(request),
             "release_url": self._url("release"),
+            "changelist_url": self._url("changelist"),
         }
         return self._page(request, "held_locks", {**context, **(extra_context or {})})
 
@@ -212,6 +215,7 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
 
     def _shown(self, request: HttpRequest, row: Row) -> dict[str, Any]:
         words = in_words(row.key) if row.key is not None else row.name
+        ttl = row.holder.ttl if row.holder is not None else None
         return {
             "row": row,
             "words": Truncator(words).chars(SHOWN_CHARACTERS),
@@ -220,7 +224,7 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "link": self._record_url(request, row.key) if row.key is not None else "",
             "ago": "" if row.held_for is None else _("%(time)s ago") % {"time": duration(row.held_for)},
             "left": "" if row.expires_in is None else _("in %(time)s") % {"time": duration(row.expires_in)},
-            "ttl": "",
+            "ttl": _("of %(time)s") % {"time": duration(ttl)} if ttl and row.expires_in is not None else "",
             "endless": _("Does not expire: it ends with its holder's connection"),
         }
 

@@ -125,5 +125,5 @@ def _as_json(info: LockInfo) -> dict[str, Any]:
         "fencing_token": info.fencing_token,
         "holder": None
         if holder is None
-        else {name: getattr(holder, name) for name in ("host", "pid", "thread", "task", "note")},
+        else {name: getattr(holder, name) for name in ("host", "pid", "thread", "task", "note", "ttl")},
     }
