@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import os
 import random
@@ -170,7 +171,7 @@ def strike_when_waiting(key: LockKey, alias: str) -> None:
     threading.Thread(target=wait_and_strike, daemon=True).start()
 
 
-def storm(key: LockKey, rounds: int, **options: Any) -> dict[str, Any]:
+def storm(key: LockKey, strikes: int, **options: Any) -> dict[str, Any]:
     """Take and free a lock while a signal handler raises at random instants, and another thread wants it too."""
     unexpected: list[str] = []
     stop = threading.Event()
@@ -184,41 +185,40 @@ def storm(key: LockKey, rounds: int, **options: Any) -> dict[str, Any]:
         except BaseException as error:
             unexpected.append(f"in the other thread: {error!r}")
 
-    def one_round() -> None:
+    def one_round() -> float:
+        started = clock.now()
         with lock(key, timeout=20, **options):
             pass
+        return clock.now() - started
 
-    one_round()
-    started = clock.now()
-    for _ in range(10):
-        one_round()
-    usual = (clock.now() - started) / 10
-    random_number = random.Random(44)
-    struck = 0
+    usual = min(one_round() for _ in range(10))
+    struck = rounds = 0
+    faulthandler.dump_traceback_later(30)  # should it hang
     previous = signal.signal(signal.SIGALRM, _strike)
     contender = threading.Thread(target=contend, daemon=True)
     contender.start()
+    limit = clock.now() + 20
     try:
-        for number in range(rounds):
+        while struck < strikes and len(unexpected) < 5 and clock.now() < limit:
+            rounds += 1
             try:
                 try:
-                    signal.setitimer(signal.ITIMER_REAL, random_number.uniform(1e-6, usual * 1.5))
+                    signal.setitimer(signal.ITIMER_REAL, random.uniform(1e-6, usual * 1.5))
                     one_round()
                 finally:
                     signal.setitimer(signal.ITIMER_REAL, 0)
             except Struck:
                 struck += 1
             except Exception as error:
-                unexpected.append(f"in round {number}: {error!r}")
-                if len(unexpected) > 5:
-                    break
+                unexpected.append(f"in round {rounds}: {error!r}")
     finally:
         signal.signal(signal.SIGALRM, previous)
         stop.set()
         contender.join(30)
+        faulthandler.cancel_dump_traceback_later()
     if contender.is_alive():
         unexpected.append("the other thread hangs")
-    return {"struck": struck, "unexpected": unexpected, "usual": usual}
+    return {"struck": struck, "rounds": rounds, "unexpected": unexpected}
 
 
 def fork_inside_a_block(key: LockKey, other: LockKey, ttl: float, **options: Any) -> dict[str, Any]:

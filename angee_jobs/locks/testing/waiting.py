@@ -228,8 +228,8 @@ class Waiting(ContractCase):
         answers = [thread.result() for thread in threads]
         self.assertLess(now() - started, 0.5 + 2 * NOISE)
         self.assertLess(sum(answers), 2)
-        self.assert_free()
-        self.assert_free(other)
+        self.becomes_free()
+        self.becomes_free(other)
 
     def test_waiting_for_one_key_does_not_hold_up_others(self) -> None:
         self.needs("verbs")
