@@ -20,7 +20,8 @@ from .. import clock
 from ..errors import LockBackendError
 from ..keys import name_digest
 from .base import Extension, Grant, Record
-from .pg import Parameter, Row, Statement, milliseconds, number, require_psycopg
+from .pg import Parameter, Row, Statement, milliseconds, number
+from .pg_connect import require_psycopg
 from .pg_listen import Listener
 from .pg_pool import Pool, RowLocked
 from .table import TableLockBackend
