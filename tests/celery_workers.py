@@ -15,13 +15,13 @@ from tests.servers import ValkeyServer, eventually
 class CeleryQueue:
     def __init__(self, server: ValkeyServer) -> None:
         self.server = server
-        self._workers: dict[tuple[str, ...], Child] = {}
+        self._workers: dict[str, Child] = {}
 
     def __enter__(self) -> CeleryQueue:
         os.environ["ANGEE_JOBS_TEST_BROKER"] = str(self.server.socket_path)
         self.tasks: Any = importlib.import_module("tests.children.celery_app")
         self.app = self.tasks.app
-        self.client = self.server.connect(decode_responses=True)
+        self.client = self.server.connect(decode_responses=True, socket_timeout=60)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -41,10 +41,16 @@ class CeleryQueue:
 
     def shared_worker(self, pool: str = "prefork") -> str:
         """The queue of a worker for tasks that end by themselves."""
-        queue = f"shared-{pool}"
-        if (queue,) not in self._workers:
-            self._workers[queue,] = self.start_worker(pool, 2, queue=queue)
-        return queue
+        return self._kept(f"shared-{pool}", pool, 2)[1]
+
+    def killable_worker(self) -> tuple[Child, str]:
+        """A worker with one child, and its queue. Each test that uses it leaves nothing running in it."""
+        return self._kept("killable", "prefork", 1)
+
+    def _kept(self, queue: str, pool: str, size: int) -> tuple[Child, str]:
+        if queue not in self._workers:
+            self._workers[queue] = self.start_worker(pool, size, queue=queue)
+        return self._workers[queue], queue
 
     # Tasks
 

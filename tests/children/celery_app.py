@@ -1,18 +1,13 @@
-"""A Celery app on a Valkey broker, its tasks, and the worker's command line.
-
-Tasks speak with the test through lists in Valkey: what a forked pool process writes to a pipe could get lost.
-"""
+"""A Celery app on a Valkey broker, its tasks, and the worker's command line."""
 
 import os
-import sys
-import time
 
 from celery import Celery
 from celery.exceptions import SoftTimeLimitExceeded
 
 from angee_jobs.integrations.celery import OnceTask, locked
 from angee_jobs.locks import lock, lock_info
-from tests.children import hear, say
+from tests.children.talk import tell, wait_for_go
 
 URL = f"redis+socket://{os.environ['ANGEE_JOBS_TEST_BROKER']}"
 app = Celery("angee-tests", broker=URL, backend=URL)
@@ -23,28 +18,9 @@ app.conf.update(
     worker_send_task_events=False,
     broker_transport_options={"visibility_timeout": 3600},
     result_expires=600,
+    worker_lost_wait=0.2,
     worker_hijack_root_logger=False,
 )
-
-
-def valkey():
-    import redis
-
-    return redis.Redis(unix_socket_path=os.environ["ANGEE_JOBS_TEST_BROKER"], decode_responses=True)
-
-
-def tell(key, *words):
-    valkey().rpush(f"said:{key}", " ".join(map(str, words)))
-
-
-def wait_for_go(key, seconds=20):
-    """Until the test says so; in small pieces, so that a soft time limit can strike between them."""
-    client, end = valkey(), time.monotonic() + seconds
-    while time.monotonic() < end:
-        if client.lpop(f"go:{key}"):
-            return True
-        time.sleep(0.01)
-    raise AssertionError("the test does not say go")
 
 
 def by_key(key, *args):
@@ -195,10 +171,3 @@ def once_on_what_is_not_there(key):
 def worker(pool, concurrency, *more):
     alone = ["--without-gossip", "--without-mingle", "--without-heartbeat"]
     app.worker_main(["worker", "-P", pool, "-c", concurrency, "-l", "INFO", *alone, *more])
-
-
-def queueing():
-    """Queue one task and end, as a request would that dies then."""
-    once.apply_async([sys.argv[-1]])
-    say("queued")
-    hear()
