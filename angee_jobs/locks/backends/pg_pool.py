@@ -6,8 +6,10 @@ exception of a signal handler can strike between any two instructions, also in t
 
 from __future__ import annotations
 
+import _thread
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NoReturn
@@ -275,7 +277,7 @@ class Pool:
                     elif clock.now() >= deadline:
                         raise NoAnswer(sent=False)
                     else:
-                        threading.Event().wait(0.005)
+                        time.sleep(0.005)
                 except SessionLost:
                     slot.drop()
                 except NoAnswer as error:
@@ -356,11 +358,16 @@ class _Janitor:
             return  # they are closed at once
         mine = object()
         if self._running.setdefault("thread", mine) is mine:
-            threading.Thread(target=self._run, name="angee-locks-idle-sessions", daemon=True).start()
+            try:
+                # Not by threading.Thread: a signal handler's exception in its start() leaves a thread that never runs.
+                _thread.start_new_thread(self._run, ())
+            except BaseException:
+                self._running.pop("thread", None)
+                raise
 
     def _run(self) -> None:
         while True:
-            threading.Event().wait(IDLE_SECONDS / 3)
+            time.sleep(IDLE_SECONDS / 3)
             pools = list(self._pools)
             if not [pool for pool in pools if pool.close_idle(IDLE_SECONDS)]:
                 self._running.pop("thread", None)
