@@ -8,6 +8,7 @@ makes its own, and so does a test that overrides the settings.
 from __future__ import annotations
 
 import inspect
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -63,6 +64,16 @@ def configuration() -> dict[str, Any]:
     return configured
 
 
+def green_threads() -> str | None:
+    """The library that has put green threads in the place of real ones in this process, or None."""
+    gevent, eventlet = sys.modules.get("gevent.monkey"), sys.modules.get("eventlet.patcher")
+    if gevent is not None and gevent.is_module_patched("threading"):
+        return "gevent"
+    if eventlet is not None and eventlet.is_monkey_patched("thread"):
+        return "eventlet"
+    return None
+
+
 def make_backend(alias: str, entry: Any) -> Any:
     """The instance that ``entry`` of the setting describes; ImproperlyConfigured says what to write instead."""
     where = f"{SETTING}[{alias!r}]"
@@ -98,6 +109,13 @@ def make_backend(alias: str, entry: Any) -> Any:
         ) from error
     except ValueError:  # a class without a readable signature; its constructor decides
         pass
+    ours = inspect.isclass(backend_class) and issubclass(backend_class, BaseLockBackend)
+    if ours and (library := green_threads()):
+        raise ImproperlyConfigured(
+            f"{where}: {library} has replaced the threads of this process, and a lock is renewed on a real one: it "
+            f"would be lost whenever the code that holds it does not yield. Run this code without monkey-patching, as "
+            f"in Celery's prefork or threads pool, or with asyncio."
+        )
     try:
         backend = backend_class(**options)
     except (TypeError, ValueError) as error:
