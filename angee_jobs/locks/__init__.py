@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .backends.local import LocalLockBackend
+from .backends.postgres import PostgresAdvisoryLockBackend
 from .backends.redis import RedisLockBackend
 from .backends.table import TableLockBackend
 from .blocks import attach_lock, lock, locked, task_lock
@@ -32,6 +33,7 @@ __all__ = [
     "LockKey",
     "LockLostError",
     "LockNotAcquiredError",
+    "PostgresAdvisoryLockBackend",
     "RedisLockBackend",
     "TableLockBackend",
     "attach_lock",

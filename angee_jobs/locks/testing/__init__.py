@@ -22,11 +22,15 @@ settings module of this one, so ``DJANGO_SETTINGS_MODULE`` must name it.
 
 What a test promises is in its name; one that comes from a failure which users of other libraries reported has the
 number of that failure in it.
+
+For the tests of code that takes locks there are :func:`local_locks`, :class:`LocalLocksMixin`,
+:func:`held_by_other`, :func:`lose` and :func:`assert_locked`; see ``doubles.py``.
 """
 
 from __future__ import annotations
 
 from .base import ContractCase, eventually
+from .doubles import LocalLocksMixin, OtherHolder, assert_locked, held_by_other, local_locks, lose
 from .errors import BadInput, Broken, Secrecy
 from .exclusion import Clock, Crash, Exclusion, Ownership
 from .fencing import Fencing
@@ -63,4 +67,17 @@ class LockContract(
     """All promises of one backend."""
 
 
-__all__ = ["CAPABILITIES", "ContractCase", "LockContract", "Peer", "Strategy", "eventually"]
+__all__ = [
+    "CAPABILITIES",
+    "ContractCase",
+    "LocalLocksMixin",
+    "LockContract",
+    "OtherHolder",
+    "Peer",
+    "Strategy",
+    "assert_locked",
+    "eventually",
+    "held_by_other",
+    "local_locks",
+    "lose",
+]
