@@ -3,13 +3,17 @@
 ================  ==========================================================================================
 id                what is wrong
 ================  ==========================================================================================
-angee_jobs.E001   an entry cannot work: an unknown path, option or database, or a time that cannot be
+angee_jobs.E001   an entry cannot work: an unknown path, option, database or engine, or a time that cannot be
 angee_jobs.E002   there is no ``"default"`` entry, which every lock uses that names no other
+angee_jobs.E003   (``--database``) session locks over a transaction pooler
 angee_jobs.E020   a Redis backend names a cache that does not exist, or is not a Redis cache
 angee_jobs.E021   a Redis backend misses a package; the hint names the extra to install
 angee_jobs.E022   the cache of a Redis backend is spread over several servers
 angee_jobs.E023   (``--deploy``) the Redis server does not let its user run the scripts of the locks
-angee_jobs.W001   a table of this app is missing in a database that a lock backend uses: run ``migrate``
+angee_jobs.W001   (``--database``) a table of this app is missing where a lock backend needs it: run ``migrate``
+angee_jobs.W002   without DEBUG, a backend that excludes nobody outside its own process
+angee_jobs.W003   a ttl that is too short to be kept, or so long that a dead holder blocks for hours
+angee_jobs.W004   a backend on a database that mirrors another in tests, which usually is a read-only replica
 angee_jobs.W020   (``--deploy``) the Redis server evicts locks when its memory is full
 angee_jobs.W021   (``--deploy``) the Redis user may not publish or subscribe: waiters are woken up to 1 s late
 angee_jobs.W022   (``--deploy``) the Redis server cannot be reached, so nothing is known about it
@@ -23,15 +27,26 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from django.core.checks import CheckMessage, Error, Tags, register
+from django.conf import settings
+from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
 from .locks.backends.base import BaseLockBackend
-from .locks.conf import DEFAULT_ALIAS, SETTING, lock_backends
+from .locks.conf import DEFAULT_ALIAS, SETTING, in_test_run, lock_backends
+
+#: A lease is renewed every third of its ttl: below this, a pause of a second loses it.
+SHORT_TTL = 3.0
+#: A holder that died keeps others out for its ttl.
+LONG_TTL = 3600.0
 
 
 def _backends(problems: list[CheckMessage]) -> Iterator[BaseLockBackend]:
-    """The backends that can be made; the others add to ``problems``."""
+    """The backends that can be made and are of our kind; those that cannot be made add to ``problems``."""
+    return (backend for _, backend in _all_backends(problems) if isinstance(backend, BaseLockBackend))
+
+
+def _all_backends(problems: list[CheckMessage]) -> Iterator[tuple[str, Any]]:
+    """The backends that can be made, by alias, also those of other people."""
     try:
         aliases = list(lock_backends)
     except ImproperlyConfigured as error:
@@ -52,17 +67,60 @@ def _backends(problems: list[CheckMessage]) -> Iterator[BaseLockBackend]:
             what, _, hint = str(error).partition(". ")
             problems.append(Error(what, hint=hint or None, id="angee_jobs.E001"))
         else:
-            if isinstance(backend, BaseLockBackend):
-                yield backend
+            yield alias, backend
 
 
 @register
 def check_lock_backends(**kwargs: Any) -> list[CheckMessage]:
     """What is wrong with the setting."""
     problems: list[CheckMessage] = []
-    for backend in _backends(problems):
-        problems += backend.check()
+    for alias, backend in _all_backends(problems):
+        problems += _check_reach(alias, backend)
+        if isinstance(backend, BaseLockBackend):
+            problems += [*_check_ttl(backend), *_check_mirror(backend), *backend.check()]
     return problems
+
+
+def _check_reach(alias: str, backend: Any) -> Iterator[CheckMessage]:
+    # A test run has DEBUG off, and often a database in memory: one process, so nothing is wrong.
+    if settings.DEBUG or in_test_run() or getattr(backend, "cross_process", False):
+        return
+    yield Warning(
+        f"The locks of {alias!r} ({type(backend).__name__}) exclude nobody outside their own process, and without "
+        f"DEBUG there usually are several: web workers, task workers, cron.",
+        hint='Write "angee_jobs.locks.TableLockBackend", PostgresAdvisoryLockBackend or RedisLockBackend; or put '
+        '"angee_jobs.W002" into SILENCED_SYSTEM_CHECKS if all runs in one process.',
+        id="angee_jobs.W002",
+    )
+
+
+def _check_ttl(backend: BaseLockBackend) -> Iterator[CheckMessage]:
+    if not backend.leases or SHORT_TTL <= backend.ttl <= LONG_TTL:
+        return
+    if backend.ttl < SHORT_TTL:
+        why = f"a pause of {backend.ttl * 2 / 3:.2g} s, of the program or the server, loses a lock"
+    else:
+        why = "after a crash nobody can have its lock for so long"
+    yield Warning(
+        f"The ttl of the lock backend {backend.alias!r} is {backend.ttl:g} s: {why}.",
+        hint='Write "ttl": 30 into its OPTIONS. Leases are renewed, so the ttl need not be as long as the work; a lock '
+        "that needs another one takes it as an argument.",
+        id="angee_jobs.W003",
+    )
+
+
+def _check_mirror(backend: BaseLockBackend) -> Iterator[CheckMessage]:
+    databases: dict[str, Any] = settings.DATABASES
+    database = databases.get(getattr(backend, "db_alias", ""), {})
+    mirrored = (database.get("TEST") or {}).get("MIRROR")
+    if not mirrored:
+        return
+    yield Warning(
+        f"The lock backend {backend.alias!r} uses a database that is a mirror of {mirrored!r} in tests, and so most "
+        f"likely a replica, on which nobody can take a lock.",
+        hint=f'Write "alias": {mirrored!r} into its OPTIONS.',
+        id="angee_jobs.W004",
+    )
 
 
 @register(deploy=True)

@@ -12,8 +12,8 @@ locks_reaped       ``backend``, ``count``                                       
 
 ``key`` is the :class:`~angee_jobs.locks.LockKey`, ``backend`` the alias in ``ANGEE_JOBS_LOCKS``, ``waited`` and
 ``held_for`` are seconds, ``holder`` is a :class:`~angee_jobs.locks.LockInfo` or None. A release that waited for the
-caller's transaction is told in the thread that ended the transaction. A receiver that raises is logged and changes
-nothing about the lock.
+caller's transaction is told in the thread that ended the transaction. A receiver is a plain function; one that raises
+is logged and changes nothing about the lock, and one that is slow delays its caller by its own time and nobody else.
 
 Example::
 
@@ -40,6 +40,11 @@ locks_reaped = Signal()
 
 def tell(signal: Signal, sender: type, **arguments: Any) -> None:
     """Send ``signal`` to its receivers; one that raises an exception is logged and the next one still hears it."""
-    for receiver, answer in signal.send_robust(sender, **arguments):
+    try:
+        answers = signal.send_robust(sender, **arguments)
+    except Exception:  # of Django's own: an async receiver cannot be waited for in a coroutine's thread
+        logger.exception("Receivers of a lock signal could not be called: in a coroutine, only plain functions can")
+        return
+    for receiver, answer in answers:
         if isinstance(answer, Exception):
             logger.error("A receiver of a lock signal failed: %r", receiver, exc_info=answer)
