@@ -1,4 +1,5 @@
 from django.db import models
+from django.utils import timezone
 
 
 class Channel(models.Model):
@@ -33,3 +34,26 @@ class Message(models.Model):
 
     def __str__(self) -> str:
         return self.subject or self.message_id or f"message {self.number}"
+
+
+class SyncRun(models.Model):
+    """One import of a channel. Whether one that is marked as running still runs is what its lock knows: `runs.py`."""
+
+    class State(models.TextChoices):
+        RUNNING = "running"
+        FINISHED = "finished"
+        FAILED = "failed"
+        STALLED = "stalled"
+
+    channel = models.ForeignKey(Channel, on_delete=models.CASCADE, related_name="runs")
+    state = models.CharField(max_length=10, choices=State, default=State.RUNNING)
+    fencing_token = models.BigIntegerField(null=True)
+    started_at = models.DateTimeField(default=timezone.now)
+    ended_at = models.DateTimeField(null=True, blank=True)
+
+    def __str__(self) -> str:
+        return f"{self.channel} at {self.started_at:%F %T}"
+
+    def end(self, state: State) -> None:
+        self.state, self.ended_at = state, timezone.now()
+        self.save(update_fields=["state", "ended_at"])
