@@ -61,6 +61,7 @@ def test_arguments_go_over_as_they_are() -> None:
     assert (done.returncode, done.stdout) == (0, "-v.--.--settings=x.a b..")
 
 
+@pytest.mark.once
 def test_a_program_that_cannot_be_run(tmp_path: Path) -> None:
     done = manage("run_locked", "job", "--", str(tmp_path / "nothing"))
     assert done.returncode == 127 and "No such file" in done.stderr
@@ -69,6 +70,7 @@ def test_a_program_that_cannot_be_run(tmp_path: Path) -> None:
     assert done.returncode == 126 and "Permission denied" in done.stderr
 
 
+@pytest.mark.once
 def test_signals_that_python_ignores_are_not_ignored_in_the_program() -> None:
     done = manage("run_locked", "job", "--", "sh", "-c", "trap; grep SigIgn /proc/$$/status")
     mask = int(done.stdout.split()[-1], 16)
@@ -105,6 +107,7 @@ def test_wrong_usage_in_a_process_of_its_own() -> None:
     assert done.stderr == "manage.py run_locked: error: argument --ttl: 'soon' is not a number of seconds that can be\n"
 
 
+@pytest.mark.once
 def test_a_backend_that_cannot_be_used() -> None:
     done = manage("run_locked", "--backend", "down", "job", "--", "echo", "ran", ANGEE_JOBS_TEST_DOWN="1")
     assert (done.returncode, done.stdout) == (69, "")
@@ -115,6 +118,7 @@ def test_a_backend_that_cannot_be_used() -> None:
 # Refused, and waiting
 
 
+@pytest.mark.once
 def test_refused() -> None:
     with lock("job", note="nightly"):
         done = manage("run_locked", "job", "--", "echo", "ran")
@@ -127,6 +131,7 @@ def test_refused() -> None:
         assert manage("run_locked", "--timeout", "0.3", "job", "--", "true").returncode == 75
 
 
+@pytest.mark.once
 def test_waits_for_the_lock() -> None:
     holder = Lock("job", ttl=60)
     assert holder.acquire()
@@ -138,6 +143,7 @@ def test_waits_for_the_lock() -> None:
         assert command.wait() == 0
 
 
+@pytest.mark.once
 def test_a_signal_ends_the_wait() -> None:
     with lock("job"), Running("run_locked", "--timeout", "inf", "job", "--", "echo", "ran") as command:
         eventually(lambda: _handles(command.process.pid, signal.SIGTERM), 20)
@@ -151,6 +157,7 @@ def _handles(pid: int, signum: int) -> bool:
     return bool(int(caught.split()[1], 16) & (1 << (signum - 1)))
 
 
+@pytest.mark.once
 def test_holds_at_least_so_long() -> None:
     elapsed = stopwatch()
     assert manage("run_locked", "--hold-at-least", "4", "job", "--", "true").returncode == 0
@@ -161,6 +168,7 @@ def test_holds_at_least_so_long() -> None:
 # Signals
 
 
+@pytest.mark.once
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2"])
 def test_signals_are_forwarded(name: str) -> None:
     with Running("run_locked", "job", "--", *patient(name)) as command:
@@ -175,6 +183,7 @@ def test_signals_are_forwarded(name: str) -> None:
         assert code == 128 + (signal.SIGTERM if name != "SIGTERM" else signal.SIGINT)
 
 
+@pytest.mark.once
 def test_the_program_ends_as_it_likes_on_sigterm() -> None:
     with Running("run_locked", "job", "--", "sh", "-c", POLITE) as command:
         command.says("ready")
@@ -186,6 +195,7 @@ def test_the_program_ends_as_it_likes_on_sigterm() -> None:
 # The lock is lost
 
 
+@pytest.mark.once
 def test_a_lost_lock_stops_the_program() -> None:
     with Running("run_locked", "--ttl", "1", "job", "--", "sh", "-c", POLITE) as command:
         command.says("ready")
@@ -195,6 +205,7 @@ def test_a_lost_lock_stops_the_program() -> None:
         assert "ended before it was released" in command.errors()
 
 
+@pytest.mark.once
 def test_a_program_that_ignores_sigterm_is_killed() -> None:
     with Running("run_locked", "--ttl", "1", "--grace", "0.5", "job", "--", *patient()) as command:
         pid = command.value("pid")
@@ -205,6 +216,7 @@ def test_a_program_that_ignores_sigterm_is_killed() -> None:
         assert not alive(pid)
 
 
+@pytest.mark.once
 def test_what_the_program_started_is_stopped_too() -> None:
     script = f'{sys.executable} -c "$0" SIGTERM & wait'
     args = ("--ttl", "1", "--grace", "1", "job", "--", "sh", "-c", script, PATIENT)
@@ -217,6 +229,7 @@ def test_what_the_program_started_is_stopped_too() -> None:
         eventually(lambda: not alive(pid))
 
 
+@pytest.mark.once
 def test_a_lock_that_was_lost_is_told_when_the_program_is_done_first() -> None:
     # Stopped past the end of its lease, as by a laptop's lid; the program ends meanwhile.
     with Running("run_locked", "--ttl", "1", "job", "--", "sh", "-c", "echo ready; sleep 1.5") as command:
@@ -228,6 +241,7 @@ def test_a_lock_that_was_lost_is_told_when_the_program_is_done_first() -> None:
         assert command.wait() == 76
 
 
+@pytest.mark.once
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its parent's death")
 def test_the_program_does_not_outlive_run_locked() -> None:
     with Running("run_locked", "--ttl", "1", "job", "--", *patient("SIGUSR1")) as command:
@@ -241,6 +255,7 @@ def test_the_program_does_not_outlive_run_locked() -> None:
 # Concurrency
 
 
+@pytest.mark.once
 @pytest.mark.timeout(180)
 def test_several_hosts_at_once(tmp_path: Path) -> None:
     """Whoever runs, runs alone: each reads a counter, sleeps on it and writes it."""
