@@ -5,8 +5,8 @@ from __future__ import annotations
 import fnmatch
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from datetime import datetime
+from collections.abc import Iterator
+from datetime import datetime, tzinfo
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -62,24 +62,29 @@ class Command(LockCommand):
             )
 
     def _table(self, infos: Iterator[LockInfo]) -> None:
-        now = timezone.now()
-        rows = (_row(info, now) for info in infos)
+        now, zone = timezone.now(), timezone.get_current_timezone()
+        rows = (_row(info, now, zone) for info in infos)
         first = [*itertools.islice(rows, LOOK_AHEAD)]
         if not first:
             return
         widths = [max(map(len, column)) for column in zip(HEADS, *first, strict=True)][:-1]
-        for row in itertools.chain([HEADS], first, rows):
-            cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=False)]
-            self.stdout.write("  ".join([*cells, row[-1]]))
+        line = "  ".join([*(f"{{:{width}}}" for width in widths), "{}"])
+        self._write(line.format(*row) for row in itertools.chain([HEADS], first, rows))
+
+    def _write(self, lines: Iterator[str]) -> None:
+        """Many at once: each write costs more than the line."""
+        while block := "\n".join(itertools.islice(lines, LOOK_AHEAD)):
+            self.stdout.write(block)
 
     def _json(self, infos: Iterator[LockInfo]) -> None:
         """One array, written as it comes, one lock a line."""
-        before = "["
-        for info in infos:
-            self.stdout.write(before, ending="\n")
-            self.stdout.write(json.dumps(_as_json(info)), ending="")
-            before = ","
-        self.stdout.write("[]" if before == "[" else "\n]")
+        first = next(infos, None)
+        if first is None:
+            self.stdout.write("[]")
+            return
+        self.stdout.write(f"[\n{json.dumps(_as_json(first))}")
+        self._write(f",{json.dumps(_as_json(info))}" for info in infos)
+        self.stdout.write("]")
 
 
 def _matches(name: str, pattern: str) -> bool:
@@ -94,15 +99,16 @@ def _matches(name: str, pattern: str) -> bool:
         return False
 
 
-def _row(info: LockInfo, now: datetime) -> tuple[str, ...]:
-    local: Callable[[datetime], str] = lambda moment: f"{timezone.localtime(moment):%Y-%m-%d %H:%M:%S}"  # noqa: E731
-    expires = "-"
+def _row(info: LockInfo, now: datetime, zone: tzinfo) -> tuple[str, ...]:
+    since, expires = "-", "-"
+    if info.acquired_at is not None:
+        since = info.acquired_at.astimezone(zone).isoformat(" ", "seconds")[:19]
     if info.expires_at is not None:
         left = (info.expires_at - now).total_seconds()
         expires = f"in {left:.0f} s" if left > 0 else f"{-left:.0f} s ago"
     return (
         info.backend,
-        "-" if info.acquired_at is None else local(info.acquired_at),
+        since,
         expires,
         "-" if info.fencing_token is None else str(info.fencing_token),
         "-" if info.holder is None else printable(str(info.holder)),
