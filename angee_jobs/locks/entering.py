@@ -174,6 +174,7 @@ class Enterable:
 
     def _abandon_block(self, block: Block) -> None:
         """Struck while leaving: whatever is left of the hold, the renewal thread or the transaction gives it up."""
+        block.statement = None
         if block in self._blocks:
             self._blocks.remove(block)
         if block.hold is not None and not block.hold.foreign:
@@ -246,6 +247,7 @@ class Enterable:
             exc.add_note(f"The lock {self.name} could not be released: {error}")
             return None
         finally:
+            block.statement = None
             if block in self._blocks:
                 self._blocks.remove(block)
 

@@ -98,6 +98,12 @@ class Hold:
         self.in_flight: Future[Any] | None = None
         self._end: dict[str, list[End]] = {}
 
+    def of(self, owner: OwnerId) -> Hold:
+        """The same hold under another owner id, so that it can be given up."""
+        other = Hold(self.key, self.name, self.backend, self.room, self.ttl)
+        other.owner = owner
+        return other
+
     def grant(self, grant: Grant, *, renews: bool) -> None:
         """The request that was sent at ``started`` won."""
         self.fencing_token = grant.fencing_token

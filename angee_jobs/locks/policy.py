@@ -67,6 +67,7 @@ def acquire_steps(
     hold = Hold(key, name, backend, room, seconds if at_most is None else min(seconds, at_most))
     holder = describe_holder(note, hold.ttl if backend.leases else None)
     began = clock.now()
+    waits = bool(wait)
 
     def attempt(deadline: float) -> Grant | None:
         hold.started = clock.now()
@@ -87,7 +88,7 @@ def acquire_steps(
         if grant is None and wait:
             grant = yield from wait_in_line(room, hold, began + wait, make_bell(), attempt)
         if grant is None:
-            yield from _refused_steps(backend, key, name, clock.now() - began, raises)
+            yield from _refused_steps(backend, key, name, clock.now() - began, raises, 0.2 if waits else 1.0)
             return None
         if at_least is not None:
             hold.keep_until = hold.started + at_least
@@ -115,11 +116,13 @@ def acquire_steps(
         raise
 
 
-def _refused_steps(backend: BaseLockBackend, key: LockKey, name: str, waited: float, raises: bool) -> Steps[None]:
-    """Make the refusal visible; the holder is looked up only if somebody is going to see it."""
+def _refused_steps(
+    backend: BaseLockBackend, key: LockKey, name: str, waited: float, raises: bool, patience: float
+) -> Steps[None]:
+    """Make the refusal visible; the holder is looked up, for ``patience`` seconds, only if somebody is to see it."""
     holder: LockInfo | None = None
     if raises or signals.lock_refused.receivers or logger.isEnabledFor(logging.INFO):
-        holder = yield Call(_look, backend, name)
+        holder = yield from _look_steps(backend, name, patience)
     who = f", held by {holder.holder}" if holder is not None and holder.holder is not None else ""
     logger.info("Refused the lock %s after %.3f s%s", name, waited, who)
     signals.tell(signals.lock_refused, type(backend), key=key, backend=backend.alias, waited=waited, holder=holder)
@@ -127,13 +130,13 @@ def _refused_steps(backend: BaseLockBackend, key: LockKey, name: str, waited: fl
         raise LockNotAcquiredError(f"The lock {name} is taken{who}", name=name, holder=holder)
 
 
-def _look(backend: BaseLockBackend, name: str) -> LockInfo | None:
+def _look_steps(backend: BaseLockBackend, name: str, patience: float) -> Steps[LockInfo | None]:
     """Who holds ``name``, for a message: None also if that cannot be told."""
     try:
-        record = backend.inspect(name, clock.now() + 1.0)
+        record = yield Call(backend.inspect, name, clock.now() + patience)
+        return None if record is None else backend.info(record)
     except Exception:
         return None
-    return None if record is None else backend.info(record)
 
 
 def adopt_steps(
@@ -173,9 +176,15 @@ def detach_steps(hold: Hold, ttl: float | None, note: str) -> Steps[str]:
     renewer.forget(hold)
     heir, length = new_owner_id(), ttl or hold.ttl
     limit = min(clock.now() + VERB_SECONDS, hold.deadline)
-    grant: Grant | None = yield Call(
-        hold.backend.adopt, hold.name, hold.owner, heir, length, describe_holder(note, length), limit, hold=hold
-    )
+    try:
+        grant: Grant | None = yield Call(
+            hold.backend.adopt, hold.name, hold.owner, heir, length, describe_holder(note, length), limit, hold=hold
+        )
+    except BaseException:
+        # Whether it is the heir's by now, nobody knows, and nobody will ever know the heir: free it from either.
+        renewer.abandon(hold)
+        renewer.abandon(hold.of(heir))
+        raise
     if grant is None:
         hold.found_lost()
         renewer.tell_loss(hold, "the backend did not know it any more when it was detached")

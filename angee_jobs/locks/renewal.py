@@ -11,7 +11,9 @@ that a hung server does not cost the holds at another one their lives.
 
 from __future__ import annotations
 
+import _thread
 import atexit
+import functools
 import logging
 import math
 import queue
@@ -29,6 +31,8 @@ logger = logging.getLogger("angee_jobs.locks")
 
 #: How long a backend may keep the renewal thread itself, in seconds.
 PROMPT_SECONDS = 1.0
+#: How long the thread sleeps at first when there are no holds any more; then until there is one, in seconds.
+IDLE_SECONDS = 2.0
 #: How long it may keep the thread that it gets when it failed or was slow.
 PATIENT_SECONDS = 10.0
 #: How long a hold that could not be given up is tried again, in seconds, and the longest pause between two tries.
@@ -76,9 +80,9 @@ class Renewer:
         self.holds.clear()
         self._notes: queue.SimpleQueue[Hold | Dropped | Callable[[], object] | None] = queue.SimpleQueue()
         self._abandoned: list[_Abandoned] = []
-        self._thread: threading.Thread | None = None
-        self._starting = threading.Lock()
+        self._running: dict[str, object] = {}
         self._wakes_at = math.inf
+        self._added = False
         self._slow: set[BaseLockBackend] = set()
         self._busy: set[BaseLockBackend] = set()
 
@@ -87,7 +91,8 @@ class Renewer:
     def add(self, hold: Hold) -> None:
         """Watch ``hold`` from now on, and renew it if it renews."""
         self.holds[hold] = None
-        if self._thread is None:
+        self._added = True
+        if not self._running:
             self._start()
         elif hold.due < self._wakes_at:
             self._notes.put(None)
@@ -118,24 +123,29 @@ class Renewer:
 
     def ensure_running(self) -> None:
         """For those who post without having a hold."""
-        if self._thread is None:
+        if not self._running:
             self._start()
 
     def _start(self) -> None:
-        with self._starting:
-            if self._thread is None:
-                # A daemon: any other kind is joined at the interpreter's exit, before atexit releases the holds.
-                thread = threading.Thread(target=self._run, name="angee-locks-renewal", daemon=True)
-                try:
-                    thread.start()
-                except RuntimeError as error:  # at the interpreter's exit, or at the limit of threads
-                    logger.error("No renewal thread can be started, so locks are not renewed: %s", error)
-                else:
-                    self._thread = thread
+        mine = object()
+        if self._running.setdefault("thread", mine) is not mine:
+            return
+        try:
+            # Not by threading.Thread: a signal handler's exception in its start() leaves a thread that never runs, or
+            # two. Threads of this kind are daemons; any other would be joined at the interpreter's exit, before the
+            # holds are released there.
+            _thread.start_new_thread(self._run, ())
+        except RuntimeError as error:  # at the interpreter's exit, or at the limit of threads
+            self._running.clear()
+            logger.error("No renewal thread can be started, so locks are not renewed: %s", error)
+        except BaseException:
+            self._running.clear()
+            raise
 
     # On the thread.
 
     def _run(self) -> None:
+        threading.current_thread().name = "angee-locks-renewal"
         while True:
             self._wakes_at = math.inf  # awake: whoever adds a hold now leaves a note, in case it is not seen below
             try:
@@ -143,6 +153,11 @@ class Renewer:
             except Exception:
                 logger.exception("The renewal thread met an error and goes on")
                 wake = clock.now() + PROMPT_SECONDS
+            if wake == math.inf and self._added:
+                # Short holds come and go. To wake for each of them would cost more than they do; only one that is due
+                # before this leaves a note.
+                self._added = False
+                wake = clock.now() + IDLE_SECONDS
             self._wakes_at = wake
             try:
                 pause = None if wake == math.inf else max(0.0, wake - clock.now())
@@ -293,7 +308,8 @@ class Renewer:
             hold.on_lost()
         hold.room.changed(hold.name)
         if signals.lock_lost.receivers:
-            _dispatcher.send(
+            loss = functools.partial(
+                _dispatcher.send,
                 sender=type(hold.backend),
                 key=hold.key,
                 backend=hold.backend.alias,
@@ -301,6 +317,7 @@ class Renewer:
                 held_for=held_for,
                 reason=reason,
             )
+            self.post(loss)  # which may start a thread, and so not in one where signals arrive
 
     def release_all(self, holds: Iterable[Hold] | None = None) -> None:
         """At the interpreter's exit: give up what is still held, each tried even if another fails."""

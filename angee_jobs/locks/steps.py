@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import queue
 import threading
+import weakref
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -20,7 +21,7 @@ from . import process
 if TYPE_CHECKING:
     from .hold import Hold
 
-#: How many verbs the coroutines of this process have under way at once.
+#: How many verbs the coroutines of this process have under way at once, for each backend.
 CALLERS = 4
 
 
@@ -83,8 +84,14 @@ class Call:
     def run(self) -> Any:
         return self.verb(*self.args)
 
+    def _backend(self) -> object:
+        """Whose verb it is: calls of a backend that hangs must not keep those of another waiting for a thread."""
+        if self.hold is not None:
+            return self.hold.backend
+        return getattr(self.verb, "__self__", Call)
+
     async def arun(self) -> Any:
-        future = _callers().submit(self.verb, *self.args)
+        future = _callers(self._backend()).submit(self.verb, *self.args)
         try:
             return await asyncio.wrap_future(future)
         except BaseException:
@@ -148,22 +155,23 @@ async def arun(steps: Steps[Result]) -> Result:
         steps.close()
 
 
-_pool: ThreadPoolExecutor | None = None
-_pool_lock = threading.Lock()
+_pools: weakref.WeakKeyDictionary[object, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
+_pools_lock = threading.Lock()
 
 
-def _callers() -> ThreadPoolExecutor:
-    global _pool
-    if _pool is None:
-        with _pool_lock:
-            if _pool is None:
-                _pool = ThreadPoolExecutor(CALLERS, thread_name_prefix="angee-locks-call")
-    return _pool
+def _callers(backend: object) -> ThreadPoolExecutor:
+    pool = _pools.get(backend)
+    if pool is None:
+        with _pools_lock:
+            pool = _pools.get(backend)
+            if pool is None:
+                pool = _pools[backend] = ThreadPoolExecutor(CALLERS, thread_name_prefix="angee-locks-call")
+    return pool
 
 
 def _forget() -> None:
-    global _pool, _pool_lock
-    _pool, _pool_lock = None, threading.Lock()
+    global _pools, _pools_lock
+    _pools, _pools_lock = weakref.WeakKeyDictionary(), threading.Lock()
 
 
 process.on_fork(in_child=_forget)

@@ -11,6 +11,7 @@ import collections
 import functools
 import logging
 import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from .backends.base import VERB_SECONDS, BaseLockBackend, Grant
 from .conf import in_test_run
 from .errors import LockBackendError
 from .renewal import Dropped, renewer
-from .steps import Bell, Call, Sleep, Steps
+from .steps import Bell, Call, Sleep, Steps, ThreadBell
 
 if TYPE_CHECKING:
     from .hold import Hold
@@ -67,8 +68,9 @@ class WaitingRoom:
         self.bindings: dict[str, Binding] = {}
         # Re-entrant, since a signal handler that uses locks may interrupt this very thread in here.
         self._mutex = threading.RLock()
-        self._watcher: threading.Thread | None = None
-        self._somebody = threading.Event()
+        self._watched = False
+        # Not a threading.Event, which is Python: a signal handler's exception inside it leaves its lock taken.
+        self._somebody = ThreadBell()
 
     def join(self, name: str, bell: Bell, place: Place) -> Line:
         """Stand in the line for ``name``, for as long as somebody has ``place``."""
@@ -92,10 +94,8 @@ class WaitingRoom:
                 line.bells.remove(bell)
             if not line.bells:
                 del self.lines[name]
-                if not self.lines:
-                    self._somebody.clear()
-                    if in_test_run():  # at once, or the session keeps the test database from being dropped
-                        self.backend.stop_watching()
+                if not self.lines and in_test_run():  # at once, or its session keeps the test database from going
+                    self.backend.stop_watching()
             elif was_head:
                 line.calling_since = None
                 line.bells[0].ring()
@@ -115,24 +115,25 @@ class WaitingRoom:
         """See that somebody hears of releases in other processes."""
         if self.backend.push is None:
             return
-        self._somebody.set()
+        self._somebody.ring()
+        if not self._watched:
+            renewer.post(self._start_watching)  # where no signal arrives while the thread starts
+
+    def _start_watching(self) -> None:
         with self._mutex:
-            if self._watcher is None:
-                watcher = threading.Thread(target=self._watch, name="angee-locks-watcher", daemon=True)
-                try:
-                    watcher.start()
-                except RuntimeError as error:  # the fallback serves
-                    logger.error("No thread can be started to watch %r: %s", self.backend.alias, error)
-                else:
-                    self._watcher = watcher
+            if self._watched or not self.lines:
+                return
+            threading.Thread(target=self._watch, name="angee-locks-watcher", daemon=True).start()
+            self._watched = True
 
     def _watch(self) -> None:
         pause = 0.05
         while True:
-            if not self.lines and not self._somebody.wait(0.0 if in_test_run() else LINGER_SECONDS):
+            if not self.lines:
+                self._somebody.wait(0.0 if in_test_run() else LINGER_SECONDS)
                 with self._mutex:
                     if not self.lines:
-                        self._watcher = None
+                        self._watched = False
                         self.backend.stop_watching()
                         return
             try:
@@ -141,7 +142,7 @@ class WaitingRoom:
             except Exception as error:
                 # The head asks the backend itself at every fallback, and tells its caller what is wrong.
                 logger.debug("Watching %r failed: %s", self.backend.alias, error)
-                threading.Event().wait(pause)
+                time.sleep(pause)
                 pause = min(pause * 2, FALLBACK_SECONDS)
                 continue
             if changed is None:

@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .. import clock
 from ..errors import LockBackendError, LockError
 from ..keys import LockKey, lock_name
-from ..types import HIDDEN, Holder, LockHandle, LockInfo
+from ..types import HIDDEN, LONGEST, Holder, LockHandle, LockInfo
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
@@ -227,8 +227,8 @@ class HandleBackend(BaseLockBackend):
             if timeout is None:
                 handle = self.inner.try_acquire(key)
             else:
-                longest = timedelta.max.total_seconds()
-                handle = self.inner.try_acquire(key, timeout=timedelta(seconds=min(timeout, longest)))
+                longest = timedelta.max if timeout > LONGEST else timedelta(seconds=timeout)
+                handle = self.inner.try_acquire(key, timeout=longest)
         if not handle:
             return None
         self._handles[owner] = handle
