@@ -422,3 +422,32 @@ def test_holder_is_told_from_a_coroutine(alias):
     if info.holder is not None:
         assert info.holder.note == "nightly"
         assert info.holder.thread == threading.current_thread().name
+
+
+def test_a_backend_that_hangs_keeps_no_other_waiting(alias):
+    """Each has threads of its own for the requests of coroutines."""
+    healthy, hanging = ("sqlite", "local") if alias == "local" else ("local", alias)
+
+    async def main():
+        with slow_backend(hanging, 1.5):
+            stuck = [asyncio.create_task(make(new_key(), hanging).aacquire()) for _ in range(12)]
+            await asyncio.sleep(0.05)
+            started = time.monotonic()
+            async with make(new_key(), healthy, timeout=0.3):
+                pass
+            assert not await refused_and_told(healthy)
+            took = time.monotonic() - started
+            await asyncio.gather(*stuck)
+        return took
+
+    assert run(main()) < 1.0
+
+
+async def refused_and_told(alias):
+    key = new_key()
+    async with make(key, alias):
+        try:
+            async with make(key, alias):
+                return True
+        except LockNotAcquiredError:
+            return False

@@ -8,6 +8,7 @@ from django.core.exceptions import ImproperlyConfigured
 from django.db import transaction
 
 from angee_jobs.locks import (
+    LockBackendError,
     LockLostError,
     LockNotAcquiredError,
     attach_lock,
@@ -358,3 +359,25 @@ def test_body_that_is_done_in_time(alias):
 def test_least_and_most_that_contradict_each_other(alias):
     with pytest.raises(ValueError, match="longer than hold_at_most"):
         make(new_key(), alias, hold_at_least=2, hold_at_most=1)
+
+
+@pytest.mark.parametrize("carried_out", [True, False], ids=["answer lost", "not carried out"])
+def test_detaching_fails(leases, monkeypatch, carried_out):
+    """Whoever owns the lock then is known to nobody, so it is freed."""
+    key = new_key()
+    mine = make(key, leases)
+    assert mine.acquire()
+    backend = lock_backends.verbs(leases)
+    real = backend.adopt
+
+    def adopt(*args):
+        if carried_out:
+            real(*args)
+        raise LockBackendError("on purpose", uncertain=carried_out)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "adopt", adopt)
+        with pytest.raises(LockBackendError):
+            mine.detach(ttl=3600)
+    assert not mine.held
+    nothing_left(key, leases)
