@@ -535,14 +535,17 @@ def test_only_those_who_wait_are_told(direct, postgres):
 
 def test_a_waiter_is_woken(backend, other, postgres):
     for _ in range(10):
-        owner, _ = acquire(backend)
+        owner, grant = acquire(backend)
+        assert grant
         assert other.remaining(NAME, within()) is None
         other.wait_for_change(0.01)  # connects
         assert acquire(other)[1] is None
-        threading.Timer(0.1, backend.release, [NAME, owner, within()]).start()
+        release = threading.Timer(0.1, backend.release, [NAME, owner, within()])
+        release.start()
         started = time.monotonic()
         assert list(other.wait_for_change(5.0)) == [NAME]
         assert time.monotonic() - started < 1
+        release.join()
         mine, grant = acquire(other)
         assert grant
         assert other.release(NAME, mine, within())

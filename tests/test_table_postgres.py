@@ -191,7 +191,7 @@ def expired(backend, count):
 
 
 def test_two_reapers_count_each_row_once(backend, postgres):
-    for _ in range(10):
+    for _ in range(25):
         expired(backend, 60)
         acquire(backend, "angee:name:live")
 

@@ -14,11 +14,13 @@ the outer request's answer on the outer request's behalf, and the outer frame fi
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
 import select
 import sys
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -77,12 +79,11 @@ class Statement:
     """One SQL statement, with ``$1`` and so on for its parameters."""
 
     __slots__ = ("name", "sql")
-    _count = 0
+    _numbers = itertools.count(1)  # one step is atomic: two statements of one name would be taken for each other
 
     def __init__(self, sql: str) -> None:
-        Statement._count += 1
         self.sql = " ".join(sql.split()).encode()
-        self.name = b"angee_%d" % Statement._count
+        self.name = b"angee_%d" % next(Statement._numbers)
 
 
 class Request:
@@ -412,7 +413,7 @@ def _operational_error() -> Any:
 
 
 #: Every session of this process that is open, for the fork; and what a fork left, which must never be finalized.
-_sessions: dict[int, Session] = {}
+_sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
 _parked: list[object] = []
 
 

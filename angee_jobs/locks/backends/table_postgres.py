@@ -175,7 +175,7 @@ class PostgresTableLockBackend(TableLockBackend):
     def __init__(self, *, alias: str = "default", ttl: Any = 30) -> None:
         super().__init__(alias=alias, ttl=ttl)
         require_psycopg(alias)
-        self._pool = Pool(self.db_alias, SESSIONS, fallback_application_name="angee_jobs locks")
+        self._pool = Pool(self.db_alias, SESSIONS, fallback_application_name="angee_jobs table")
         self._listener = Listener(self.db_alias, CHANNEL)
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._until_tidy = TIDY_EVERY
