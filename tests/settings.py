@@ -96,6 +96,10 @@ if HAS_POSTGRES:
         "BACKEND": "angee_jobs.locks.TableLockBackend",
         "OPTIONS": {"alias": "postgres"},
     }
+    ANGEE_JOBS_LOCKS["postgres_advisory"] = {
+        "BACKEND": "angee_jobs.locks.PostgresAdvisoryLockBackend",
+        "OPTIONS": {"alias": "postgres"},
+    }
 
 if HAS_PGBOUNCER:  # transaction pooling; the tables are those of "postgres"
     DATABASES["pgbouncer"] = DATABASES["postgres"] | {
