@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import clock
 from ..errors import LockBackendError, LockError
-from ..keys import LockKey, lock_name
+from ..keys import LockKey, as_lock_key, lock_name
 from ..types import HIDDEN, LONGEST, Holder, LockHandle, LockInfo
 
 if TYPE_CHECKING:
@@ -248,7 +248,8 @@ class HandleBackend(BaseLockBackend):
         return released
 
     def is_held(self, key: LockKey | str) -> bool:
-        with self._errors(lock_name(key)):
+        key = as_lock_key(key)  # what try_acquire() gets, so that both mean one lock
+        with self._errors(key.name):
             return bool(self.inner.is_held(key))
 
     @contextlib.contextmanager

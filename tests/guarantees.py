@@ -1,0 +1,167 @@
+"""The page of guarantees: each promise, and the tests of it. ``python -m tests.guarantees`` writes it anew.
+
+The promises are written here; the tests are found in the contract suite, so that none can be forgotten, and in the
+modules of this suite that are named beside a promise.
+"""
+
+import ast
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "guarantees.md"
+CONTRACT = ROOT / "angee_jobs" / "locks" / "testing"
+
+
+class Promise(NamedTuple):
+    title: str
+    text: str
+    parts: list[str]
+    """Classes of the contract suite."""
+    modules: list[str]
+    """Modules of this suite that test the same further."""
+
+
+PROMISES = [
+    Promise(
+        "Exclusion",
+        "At most one unexpired hold per key, by the backend's clock: between threads, coroutines, processes and "
+        "machines, and also for a second try by the very thread that holds it. `LocalLockBackend` promises it inside "
+        "one process, and says so.",
+        ["Exclusion"],
+        ["test_async", "test_fork", "test_demo"],
+    ),
+    Promise(
+        "Ownership",
+        "Release and extend act on their own hold only. What comes late never touches the next hold, and never "
+        "brings one back.",
+        ["Ownership"],
+        [],
+    ),
+    Promise(
+        "Crash",
+        "A holder that is killed frees the lock: a lease within its ttl, a session lock at once.",
+        ["Crash"],
+        ["test_celery", "test_commands_run_locked"],
+    ),
+    Promise(
+        "Renewal",
+        "While a block runs its lease is renewed every third of the ttl, by one thread for the whole process. A "
+        "renewal that failed is tried again until the lease is over. Nothing renews after the release.",
+        ["Renewal"],
+        [],
+    ),
+    Promise(
+        "A loss is known",
+        "For a lease at the latest at its end, also when the server cannot be reached or a call hangs; for a session "
+        "lock within two seconds. `lost`, `check()`, the signal `lock_lost` and the end of the block tell it.",
+        ["Loss"],
+        ["test_advisory"],
+    ),
+    Promise(
+        "Waiting",
+        "`timeout` is the total wait, also against a server that hangs. A lost wake-up costs at most a second. In "
+        "arrival order inside a process.",
+        ["Waiting"],
+        ["test_redis_waiting", "test_async"],
+    ),
+    Promise(
+        "Fencing",
+        "Tokens of a key strictly increase, over releases, expiry, reaping, deleted rows and an emptied storage.",
+        ["Fencing"],
+        [],
+    ),
+    Promise(
+        "Guard",
+        "A stale holder's guarded transaction cannot commit after a newer holder's.",
+        ["Guard"],
+        [],
+    ),
+    Promise(
+        "Server time",
+        "Only the backend's clock decides what has expired.",
+        ["Clock"],
+        [],
+    ),
+    Promise(
+        "Transactions",
+        "Lock traffic neither uses nor disturbs the caller's connection. A block inside `atomic()` keeps its lock "
+        "until the commit or rollback, and frees it before the body's `on_commit` callbacks.",
+        ["TransactionCase", "Transactions"],
+        ["test_scenarios_requests", "test_scenarios_runs", "test_async_django"],
+    ),
+    Promise(
+        "Two channels",
+        "Refused and broken are two answers, and never told as each other. What cannot be is refused before anything "
+        "is acquired. The owner id is in no message.",
+        ["Broken", "BadInput", "Secrecy"],
+        ["test_contract_settings", "test_redis_checks", "test_pg_checks"],
+    ),
+    Promise(
+        "Python",
+        "Safe under threads, coroutines, cancellation, fork, and an exception of a signal handler at any instruction.",
+        ["Python"],
+        ["test_async_cancel", "test_fork", "test_pg_session"],
+    ),
+    Promise(
+        "Who holds what",
+        "A held answer agrees with what a try would give. Lists are complete, reaping touches no live hold, and "
+        "signals tell what happened.",
+        ["Information", "Reaping", "Signals"],
+        ["test_admin", "test_commands", "test_signals_recipes"],
+    ),
+]
+
+HEAD = """# Guarantees
+
+<!-- written by: python -m tests.guarantees -->
+
+Each promise, and the tests of it. Those under "for every backend" are one suite, which comes with the package and
+which yours can [run too](howto/backend.md). It is run over
+
+{runs}
+
+against real servers, which the tests start, kill, stop and put behind poolers. A number like `s13` is that of a failure
+that users of other lock libraries reported. What is *not* promised is [a page of its own](explanation/not-promised.md).
+"""
+
+RUNS = {
+    "test_contract_backends": "the local backend, the lock table on SQLite and on PostgreSQL",
+    "test_table_pooled_contract": "the lock table through PgBouncer, with transaction pooling",
+    "test_advisory_contract": "PostgreSQL session locks, directly and through PgBouncer with session pooling",
+    "test_redis_contract": "Valkey, with Django's and with django-redis' cache; Redis 7",
+    "test_contract_third_party": "a backend of somebody else that has nothing but `try_acquire` and `is_held`",
+}
+
+
+def contract_tests() -> dict[str, list[str]]:
+    """The test methods of the contract suite, by their class."""
+    found: dict[str, list[str]] = {}
+    for module in sorted(CONTRACT.glob("*.py")):
+        for node in ast.parse(module.read_text()).body:
+            if isinstance(node, ast.ClassDef):
+                names = [each.name for each in node.body if getattr(each, "name", "").startswith("test_")]
+                if names:
+                    found[node.name] = names
+    return found
+
+
+def page() -> str:
+    tests = contract_tests()
+    missing = tests.keys() - {part for promise in PROMISES for part in promise.parts}
+    if missing:
+        raise SystemExit(f"No promise names these parts of the contract suite: {', '.join(sorted(missing))}")
+    runs = "\n".join(f"- {what} (`tests/{module}.py`)," for module, what in RUNS.items()).removesuffix(",")
+    lines = [HEAD.format(runs=runs)]
+    for number, promise in enumerate(PROMISES, 1):
+        lines += [f"## {number}. {promise.title}", "", *textwrap.wrap(promise.text, 118), "", "For every backend:", ""]
+        lines += [f"- `{name}`" for part in promise.parts for name in tests.get(part, [])]
+        if promise.modules:
+            lines += ["", "And further: " + ", ".join(f"`tests/{name}.py`" for name in promise.modules) + "."]
+        lines.append("")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())

@@ -1,0 +1,268 @@
+"""What the documentation says is so: links lead somewhere, names exist, and the examples run as they stand there.
+
+A block of Python after the comment ``<!-- not run: why -->`` is only compiled, and so are the pages that have tests of
+their own. All else is executed, with the stand-ins below for what belongs to the reader's project.
+"""
+
+import ast
+import asyncio
+import importlib
+import inspect
+import io
+import re
+import sys
+import types
+import unittest
+from pathlib import Path
+from unittest import mock
+
+import pytest
+from django.test import override_settings
+from django.utils.module_loading import import_string
+
+import angee_jobs.locks
+import angee_jobs.locks.testing
+from angee_jobs.locks import LockBackendError, lock, task_lock, task_lock_is_held
+from tests import guarantees
+from tests.docpages import PAGES, ROOT, Block, blocks
+
+LOCAL = {"BACKEND": "angee_jobs.locks.LocalLockBackend"}
+#: Where a page's own test runs its examples.
+TESTED_ELSEWHERE = {"tutorial.md": "test_tutorial", "operations.md": "test_signals_recipes"}
+#: Examples for programs that the tests of those pages' integrations run.
+ONLY_COMPILED = {"howto-celery.md", "howto-django-tasks.md", "howto-handoff.md", "howto-rq-dramatiq-huey.md"}
+
+PRELUDE = """
+import asyncio, fcntl, hashlib, math, os
+from datetime import timedelta
+from pathlib import Path
+from unittest import mock
+from django.core.management.base import BaseCommand
+from django.db import connection, transaction
+from django.db.models import F
+from django.test import TestCase, TransactionTestCase
+from angee_jobs.locks import *
+from angee_jobs.locks.testing import LocalLocksMixin, assert_locked, held_by_other, lose
+"""
+
+
+def python_blocks() -> list[Block]:
+    return [block for page in PAGES for block in blocks(page, "python")]
+
+
+def compiled(block: Block) -> types.CodeType:
+    text = "\n" * (block.line - 1) + block.text  # so that a traceback names the line of the page
+    return compile(text, str(block.page), "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("block", python_blocks(), ids=str)
+def test_examples_compile_and_import_what_exists(block):
+    compiled(block)
+    for node in ast.walk(ast.parse(block.text)):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("angee_jobs"):
+            path = ROOT / node.module.replace(".", "/")
+            if "integrations" in node.module and not is_importable(node.module):
+                assert path.with_suffix(".py").is_file()
+                continue
+            module = importlib.import_module(node.module)
+            for name in node.names:
+                assert hasattr(module, name.name), f"{node.module} has no {name.name}"
+
+
+def is_importable(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:  # the queue that it is for is not installed
+        return False
+    return True
+
+
+BILLING = """
+from angee_jobs.locks import lock
+
+def send(bill): pass
+
+def run_billing():
+    with lock("billing-run") as held:
+        for bill in range(3):
+            held.check()
+            send(bill)
+"""
+
+
+@pytest.fixture
+def shop(monkeypatch):
+    """The reader's project, as far as the examples use it."""
+    package, billing = types.ModuleType("shop"), types.ModuleType("shop.billing")
+    package.billing = billing
+    monkeypatch.setitem(sys.modules, "shop", package)
+    monkeypatch.setitem(sys.modules, "shop.billing", billing)
+    exec(BILLING, vars(billing))
+    return package
+
+
+@pytest.fixture
+def names(shop):
+    """The globals of an example."""
+    names = {"__name__": "example"}
+    exec(PRELUDE, names)
+
+    async def asend(batch):
+        pass
+
+    async def abatches():
+        for batch in range(2):
+            yield batch
+
+    stand_ins = {name: mock.MagicMock(name=name) for name in ("Report", "Shelf", "MyStorage", "report", "task")}
+    app = types.SimpleNamespace(task=lambda *args, **options: args[0] if args else lambda function: function)
+    return names | stand_ins | {
+        "DATABASES": {"default": {}},
+        "INSTALLED_APPS": [],
+        "OnceTask": None,
+        "app": app,
+        "batch": 1,
+        "batches": [1, 2],
+        "import_everything": lambda: None,
+        "pytest": mock.MagicMock(name="pytest"),
+        "run_billing": lambda: None,
+        "run_nightly": lambda: None,
+        "save": lambda batch: None,
+        "task": lambda function: function,
+        "text": "",
+    }  # fmt: skip
+
+
+RUN = [
+    block
+    for block in python_blocks()
+    if block.page.name not in TESTED_ELSEWHERE.keys() | ONLY_COMPILED and not block.comment.startswith("not run")
+]
+
+
+@pytest.mark.parametrize("block", RUN, ids=str)
+def test_examples_run(block, names, monkeypatch):
+    if block.page.name == "howto-async.md":
+        monkeypatch.setitem(names, "batches", abatches)
+        for name in ("send", "work"):
+            monkeypatch.setitem(names, name, anything)
+    aliases = ("default", "leases", "redis")
+    with override_settings(ANGEE_JOBS_LOCKS=dict.fromkeys(aliases, LOCAL)):
+        result = eval(compiled(block), names)
+        if inspect.iscoroutine(result):
+            asyncio.run(result)
+        for alias in aliases:
+            assert [*angee_jobs.locks.held_locks(backend=alias)] == [], "the example leaves a lock behind"
+    if "ANGEE_JOBS_LOCKS" in names:
+        for entry in names["ANGEE_JOBS_LOCKS"].values():
+            fits(entry)
+
+
+async def anything(*args):
+    pass
+
+
+async def abatches():
+    for batch in range(2):
+        yield batch
+
+
+def fits(entry):
+    """The class exists, and takes these options."""
+    if entry["BACKEND"].startswith("shop."):
+        return
+    backend = import_string(entry["BACKEND"])
+    inspect.signature(backend).bind(**entry.get("OPTIONS", {}))
+    assert entry.keys() <= {"BACKEND", "OPTIONS"}
+
+
+def test_the_example_of_a_backend_works(names, shop, tmp_path):
+    example = next(blocks(ROOT / "docs" / "howto" / "backend.md", "python"))
+    shop.locks = types.ModuleType("shop.locks")
+    vars(shop.locks).update(names)
+    exec(compiled(example), vars(shop.locks))
+    entry = {"BACKEND": "shop.locks.FileLockBackend", "OPTIONS": {"directory": str(tmp_path)}}
+    with (
+        mock.patch.dict(sys.modules, {"shop.locks": shop.locks}),
+        override_settings(ANGEE_JOBS_LOCKS={"default": entry}),
+    ):
+        with task_lock("billing-run") as acquired:
+            assert acquired
+            assert task_lock_is_held("billing-run")
+            with task_lock("billing-run") as second:
+                assert not second
+        assert not task_lock_is_held("billing-run")
+        tmp_path.joinpath("gone").touch()
+        with mock.patch.object(shop.locks.FileLockBackend, "try_acquire", side_effect=OSError), lock_fails():
+            lock("billing-run").acquire()
+
+
+def lock_fails():
+    return pytest.raises(LockBackendError)
+
+
+def test_the_example_of_a_test_class_passes(names, shop):
+    page = ROOT / "docs" / "howto" / "testing.md"
+    example = next(block for block in blocks(page, "python") if "class BillingTest" in block.text)
+    exec(compiled(example), names)
+    case = names["BillingTest"]
+    names["run_billing"] = shop.billing.run_billing
+    log = io.StringIO()
+    result = unittest.TextTestRunner(log).run(unittest.defaultTestLoader.loadTestsFromTestCase(case))
+    assert result.testsRun == 4
+    assert result.wasSuccessful(), log.getvalue()
+
+
+# Links
+
+
+def headings(page: Path) -> set[str]:
+    text = re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    found = re.findall(r"^#+ +(.+?) *$", text, re.M)
+    # As GitHub and MyST make anchors of headings.
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower().replace("_", "-") if False else heading.lower()) for heading in found
+    }
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    text = re.sub(r"^[ ]*```.*?^[ ]*```$", "", page.read_text(), flags=re.M | re.S)
+    text = re.sub(r"`[^`\n]*`", "", text)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith(("https://", "http://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        there = (page.parent / path).resolve() if path else page
+        assert there.exists(), f"{page.name} links to {target}"
+        if anchor:
+            anchors = {heading.replace(" ", "-") for heading in headings(there)}
+            assert anchor in anchors or anchor.replace("-", "_") in anchors, f"{page.name} links to {target}"
+
+
+# Completeness
+
+
+def test_every_public_name_is_in_the_reference():
+    reference = ROOT / "docs" / "reference"
+    text = (reference / "locks.md").read_text() + angee_jobs.locks.signals.__doc__
+    for name in angee_jobs.locks.__all__:
+        assert re.search(rf"\b{name}\b", text), name
+    text = (reference / "testing.md").read_text()
+    for name in set(angee_jobs.locks.testing.__all__) & vars(angee_jobs.locks.testing.doubles).keys() - {"OtherHolder"}:
+        assert re.search(rf"\b{name}\b", text), name
+
+
+def test_every_page_of_a_how_to_is_within_reach():
+    index = (ROOT / "docs" / "index.md").read_text()
+    for pattern in ("howto-*", "howto/*", "decisions/*"):
+        assert f"\n{pattern}\n" in index
+
+
+def test_the_guarantees_name_tests_that_exist():
+    known = {name for names in guarantees.contract_tests().values() for name in names}
+    text = guarantees.PAGE.read_text()
+    for name in re.findall(r"^- `(test_\w+)`$", text, re.M):
+        assert name in known, f"{name} is gone: python -m tests.guarantees"
+    for path in re.findall(r"`(tests/\w+\.py)`", text):
+        assert (ROOT / path).is_file(), path
