@@ -31,8 +31,8 @@ logger = logging.getLogger("angee_jobs.locks")
 
 #: How long a backend may keep the renewal thread itself, in seconds.
 PROMPT_SECONDS = 1.0
-#: How long the thread sleeps at first when there are no holds any more; then until there is one, in seconds.
-IDLE_SECONDS = 2.0
+#: While short holds come and go, the thread looks after this many seconds by itself instead of being woken by each.
+LINGER_SECONDS = 2.0
 #: How long it may keep the thread that it gets when it failed or was slow.
 PATIENT_SECONDS = 10.0
 #: How long a hold that could not be given up is tried again, in seconds, and the longest pause between two tries.
@@ -82,7 +82,8 @@ class Renewer:
         self._abandoned: list[_Abandoned] = []
         self._running: dict[str, object] = {}
         self._wakes_at = math.inf
-        self._added = False
+        #: Of the holds that were added since the thread looked last, the shortest time until one is due.
+        self._soonest = math.inf
         self._slow: set[BaseLockBackend] = set()
         self._busy: set[BaseLockBackend] = set()
 
@@ -91,10 +92,12 @@ class Renewer:
     def add(self, hold: Hold) -> None:
         """Watch ``hold`` from now on, and renew it if it renews."""
         self.holds[hold] = None
-        self._added = True
+        due = hold.due
+        if due - hold.started < self._soonest:
+            self._soonest = due - hold.started
         if not self._running:
             self._start()
-        elif hold.due < self._wakes_at:
+        elif due < self._wakes_at:
             self._notes.put(None)
 
     def start_renewing(self, hold: Hold) -> None:
@@ -153,11 +156,11 @@ class Renewer:
             except Exception:
                 logger.exception("The renewal thread met an error and goes on")
                 wake = clock.now() + PROMPT_SECONDS
-            if wake == math.inf and self._added:
-                # Short holds come and go. To wake for each of them would cost more than they do; only one that is due
-                # before this leaves a note.
-                self._added = False
-                wake = clock.now() + IDLE_SECONDS
+            soonest, self._soonest = self._soonest, math.inf
+            if soonest != math.inf:
+                # Short holds come and go. To wake for each of them would cost more than they do; the next ones of the
+                # same kind are due after this, and leave no note.
+                wake = min(wake, clock.now() + min(soonest * 0.9, LINGER_SECONDS))
             self._wakes_at = wake
             try:
                 pause = None if wake == math.inf else max(0.0, wake - clock.now())
