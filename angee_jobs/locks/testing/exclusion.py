@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..backends.base import VERB_SECONDS, Extension
 from ..clock import now
@@ -87,7 +88,7 @@ class Exclusion(ContractCase):
     def test_s16_100_threads_in_4_processes_count_exactly(self) -> None:
         """In one process, where the backend reaches no further."""
         path = self._counter()
-        options = {"ttl": 10, "backend": self.alias}
+        options: dict[str, Any] = {"ttl": 10, "backend": self.alias}
         if "processes" in self.strategy.lacks:
             tasks.count(path, self.key, threads=100, **options)
         else:
@@ -303,7 +304,7 @@ class Clock(ContractCase):
 
         With ``tokens``, none of their clocks is in a fencing token.
         """
-        options = {"ttl": KEPT, "backend": self.alias}
+        options: dict[str, Any] = {"ttl": KEPT, "backend": self.alias}
         pairs = list(zip(peers, keys, strict=True))
         before = [peer.call(tasks.enter, "a", key, **options) for peer, key in pairs]
         time.sleep(KEPT * 1.3)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import ClassVar
 
 from ..backends.base import VERB_SECONDS
 from ..clock import now
@@ -12,7 +14,7 @@ from .base import SHORT, ContractCase, eventually
 
 
 class Fencing(ContractCase):
-    requires = ("fencing",)
+    requires: ClassVar[Sequence[str]] = ("fencing",)
 
     def prepare(self) -> None:
         self.tokens: list[int] = []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 from django.db import DatabaseError, connections, transaction
 
@@ -15,7 +16,7 @@ from .transactions import TransactionCase
 
 
 class Guard(TransactionCase):
-    requires = ("fencing",)
+    requires: ClassVar[Sequence[str]] = ("fencing",)
 
     def stale_and_newer(self) -> tuple[Lock, Lock]:
         """A holder that does not know of its loss yet, and the one after it."""
@@ -225,7 +226,8 @@ class Guard(TransactionCase):
     def test_a_bad_timeout_is_refused(self) -> None:
         using = self.strategy.databases[0]
         with self.lock(ttl=KEPT) as held, transaction.atomic(using):
-            for timeout, error in ((-1, ValueError), ("5", TypeError), (float("nan"), ValueError)):
+            bad: list[tuple[Any, type[Exception]]] = [(-1, ValueError), ("5", TypeError), (float("nan"), ValueError)]
+            for timeout, error in bad:
                 with self.subTest(timeout=timeout), self.assertRaises(error), held.guard(using, timeout=timeout):
                     self.fail("a bad timeout was taken")
             self.assertEqual(self.sql(using, "SELECT 1"), [(1,)])

@@ -6,7 +6,9 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Sequence
 from datetime import timedelta
+from typing import ClassVar
 from unittest import mock
 
 from .. import signals
@@ -148,7 +150,7 @@ class Information(ContractCase):
 
 
 class Reaping(ContractCase):
-    requires = ("leases", "listing")
+    requires: ClassVar[Sequence[str]] = ("leases", "listing")
 
     def prepare(self) -> None:
         reap_expired_locks(backend=self.alias)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 from ..backends.base import Extension
@@ -19,7 +19,7 @@ from .base import KEPT, LONG, NOISE, SHORT, ContractCase, eventually
 class Loss(ContractCase):
     """Promise 5."""
 
-    requires = ("leases",)
+    requires: ClassVar[Sequence[str]] = ("leases",)
 
     def _never_extended(self, answer: Any) -> Any:
         def extend(extensions: Sequence[Extension], deadline: float) -> Collection[str]:
@@ -82,6 +82,26 @@ class Loss(ContractCase):
                         self.assertIs(held.release(), False)
                     self.assertLess(now() - leaving, NOISE, "releasing a lost hold hung")
         self.becomes_free()
+
+    def test_a_lease_counts_from_before_its_request_was_sent(self) -> None:
+        """The answer may be late: the backend counts from the moment when it granted."""
+        self.needs("verbs")
+
+        def late(real: Any) -> Any:
+            def verb(*args: Any) -> Any:
+                answer = real(*args)
+                time.sleep(0.4)
+                return answer
+
+            return verb
+
+        for verb in ("acquire", "extend"):
+            held = self.lock(self.new_key(), ttl=KEPT)
+            with mock.patch.object(self.backend, verb, late(getattr(self.backend, verb))):
+                self.assertTrue(held.acquire())
+                self.assertTrue(verb == "acquire" or held.extend())
+            eventually(lambda: not self.backend.is_held(held.key))  # noqa: B023
+            self.assertTrue(held.lost, f"by the answer of {verb}() it is still held")
 
     def test_the_signal_says_what_was_lost(self) -> None:
         with self.hear("lock_lost") as heard:
@@ -160,7 +180,7 @@ class Loss(ContractCase):
     def test_s15_holds_are_given_up_when_the_interpreter_exits(self) -> None:
         peer = self.new_peer()
         first, bad, last = (self.new_key() for _ in range(3))
-        options = {"backend": self.alias}
+        options: dict[str, Any] = {"backend": self.alias}
         self.assertTrue(peer.call(tasks.acquire, "first", first, ttl=LONG, **options))
         self.assertTrue(peer.call(tasks.acquire, "bad", bad, ttl=KEPT, **options))
         peer.call(tasks.enter, "last", last, ttl=LONG, **options)

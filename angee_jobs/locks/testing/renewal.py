@@ -7,7 +7,7 @@ import gc
 import threading
 import time
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 from ..backends.base import Extension
@@ -24,7 +24,7 @@ def renewal_threads() -> list[str]:
 class Renewal(ContractCase):
     """Promise 4."""
 
-    requires = ("leases",)
+    requires: ClassVar[Sequence[str]] = ("leases",)
 
     def test_a_block_keeps_its_lease_for_several_ttls(self) -> None:
         with self.lock(ttl=KEPT) as held:

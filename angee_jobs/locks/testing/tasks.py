@@ -12,6 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -127,7 +128,7 @@ def shift_clock(seconds: float) -> None:
     real_time, real_ns, real_now = time.time, time.time_ns, timezone.now
     _patch(time, "time", lambda: real_time() + seconds)
     _patch(time, "time_ns", lambda: real_ns() + int(seconds * 1e9))
-    _patch(timezone, "now", lambda: real_now() + timezone.timedelta(seconds=seconds))
+    _patch(timezone, "now", lambda: real_now() + timedelta(seconds=seconds))
 
 
 def read_clock() -> float:

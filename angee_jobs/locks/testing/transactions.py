@@ -133,6 +133,22 @@ class Transactions(TransactionCase):
 
         self.each_database(test)
 
+    def test_a_rollback_frees_the_lock_though_somebody_keeps_what_was_registered_for_the_commit(self) -> None:
+        def test(using: str) -> None:
+            kept: list[Any] = []
+            for wait in (False, True):
+                with self.assertRaises(ZeroDivisionError), transaction.atomic(using):
+                    with self.lock():
+                        self.write(using)
+                    kept.extend(connections[using].run_on_commit)
+                    raise ZeroDivisionError
+                if wait:
+                    eventually(lambda: not self.backend.is_held(self.key), 3, "it is freed though nobody tries")
+                else:
+                    self.assertTrue(self.elsewhere(), "it is freed before anybody is refused")
+
+        self.each_database(test)
+
     def test_the_rollback_of_a_savepoint_leaves_nothing_behind(self) -> None:
         def test(using: str) -> None:
             with transaction.atomic(using):
@@ -286,15 +302,14 @@ class Transactions(TransactionCase):
 
     def test_s41_another_transaction_does_not_take_the_lock_again(self) -> None:
         def other(using: str) -> bool:
-            with transaction.atomic(using):
-                self.sql(using, "SELECT 1")
-                return self.lock().acquire()
+            with transaction.atomic(using), task_lock(self.key, backend=self.alias) as acquired:
+                return acquired
 
         def test(using: str) -> None:
             with transaction.atomic(using):
                 with self.lock():
                     pass
-                self.assertFalse(self.in_background(other, using).result())
+                self.assertIs(self.in_background(other, using).result(), False)
 
         self.each_database(test)
 

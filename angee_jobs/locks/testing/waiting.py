@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import math
 import threading
 import time
@@ -11,12 +12,16 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
+from ..backends.base import VERB_SECONDS, describe_holder
 from ..clock import now
 from ..errors import LockBackendError, LockNotAcquiredError
 from ..keys import LockKey
-from ..waiting import FALLBACK_SECONDS, room_of
+from ..waiting import room_of
 from . import tasks
 from .base import LONG, NOISE, SHORT, Background, ContractCase, eventually
+
+#: What a lost wake-up may cost, in seconds.
+FALLBACK = 1.0
 
 
 class Waiting(ContractCase):
@@ -93,7 +98,7 @@ class Waiting(ContractCase):
         self.needs("verbs")
         order: list[int] = []
         with self.lock():
-            threads = [self.waiter(then=lambda number=number: order.append(number)) for number in range(8)]
+            threads = [self.waiter(then=functools.partial(order.append, number)) for number in range(8)]
         for thread in threads:
             thread.result()
         self.assertEqual(order, list(range(8)))
@@ -111,6 +116,17 @@ class Waiting(ContractCase):
         first.result()
         second.result()
         self.assertEqual(order, ["first", "second", "newcomer"])
+
+    def test_the_next_in_line_takes_over_when_the_first_gives_up(self) -> None:
+        self.needs("verbs", "leases")
+        limit = now() + VERB_SECONDS
+        # A hold of nobody in this process, so that nothing here rings when it ends.
+        self.assertTrue(self.backend.acquire(self.key.name, "f" * 32, 0.8, describe_holder("", 0.8), limit))
+        first = self.in_background(self.lock(timeout=0.3).acquire)
+        eventually(lambda: self.key.name in room_of(self.backend).lines)
+        second = self.waiter()
+        self.assertIs(first.result(), False)
+        second.result(0.8 + 2 * FALLBACK)
 
     def test_one_waiter_asks_for_all(self) -> None:
         self.needs("verbs")
@@ -132,7 +148,7 @@ class Waiting(ContractCase):
                 mock.patch.object(self.backend, "acquire", note(real_acquire)),
                 mock.patch.object(self.backend, "remaining", note(real_remaining)),
             ):
-                time.sleep(FALLBACK_SECONDS * 1.2)
+                time.sleep(FALLBACK * 1.2)
             self.assertLessEqual(len(set(calls)), 1, "more than the head of the line asked the backend")
             self.assertLess(len(calls), 10, "the head of the line asks again and again")
         for thread in threads:
@@ -149,7 +165,7 @@ class Waiting(ContractCase):
             held.release()
             return float(thread.result()) - released
 
-        self.assertLess(min(handover() for _ in range(5)), FALLBACK_SECONDS / 2)
+        self.assertLess(min(handover() for _ in range(5)), FALLBACK / 2)
 
     def _hand_over_from(self, peer: Any) -> float:
         self.assertTrue(peer.call(tasks.acquire, "a", self.key, ttl=LONG, backend=self.alias))
@@ -162,7 +178,7 @@ class Waiting(ContractCase):
     def test_a_release_in_another_process_wakes_a_waiter(self) -> None:
         self.needs("verbs")
         peer = self.peer()
-        self.assertLess(min(self._hand_over_from(peer) for _ in range(5)), FALLBACK_SECONDS / 2)
+        self.assertLess(min(self._hand_over_from(peer) for _ in range(5)), FALLBACK / 2)
 
     def test_s18_a_lost_wake_up_costs_the_fallback_interval(self) -> None:
         self.needs("verbs")
@@ -174,13 +190,13 @@ class Waiting(ContractCase):
 
         with mock.patch.object(self.backend, "wait_for_change", deaf):
             time.sleep(0.3)
-            self.assertLess(self._hand_over_from(peer), FALLBACK_SECONDS + NOISE)
+            self.assertLess(self._hand_over_from(peer), FALLBACK + NOISE)
 
     def test_s18_a_watcher_that_fails_costs_the_fallback_interval(self) -> None:
         self.needs("verbs")
         peer = self.peer()
         with mock.patch.object(self.backend, "wait_for_change", side_effect=LockBackendError("deaf")):
-            self.assertLess(self._hand_over_from(peer), FALLBACK_SECONDS + NOISE)
+            self.assertLess(self._hand_over_from(peer), FALLBACK + NOISE)
 
     def test_s20_a_waiter_struck_by_an_exception_leaves_the_line(self) -> None:
         self.needs("verbs")
