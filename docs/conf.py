@@ -29,7 +29,6 @@ myst_enable_extensions = ["fieldlist"]
 
 default_role = "code"
 autodoc_member_order = "bysource"
-autodoc_type_aliases = {"Seconds": "Seconds"}
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 88
 

@@ -230,13 +230,13 @@ def run_pytest(*options):
 
 
 def test_the_pytest_plugin_gives_local_locks_to_who_asks():
-    assert "4 passed" in run_pytest("test_asked.py")
+    assert "4 passed" in run_pytest("asked_tests.py")
 
 
 def test_the_pytest_plugin_gives_local_locks_to_all_tests():
-    assert "14 passed" in run_pytest("-o", "angee_jobs_local_locks=true", "test_billing.py")
+    assert "14 passed" in run_pytest("-o", "angee_jobs_local_locks=true", "billing_tests.py")
 
 
 def test_the_pytest_plugin_with_xdist():
     require(missing_packages("xdist"))
-    assert "14 passed" in run_pytest("-o", "angee_jobs_local_locks=true", "-n", "2", "test_billing.py")
+    assert "14 passed" in run_pytest("-o", "angee_jobs_local_locks=true", "-n", "2", "billing_tests.py")
