@@ -93,8 +93,7 @@ class Renewer:
         """Watch ``hold`` from now on, and renew it if it renews."""
         self.holds[hold] = None
         due = hold.due
-        if due - hold.started < self._soonest:
-            self._soonest = due - hold.started
+        self._soonest = min(self._soonest, due - hold.started)
         if not self._running:
             self._start()
         elif due < self._wakes_at:
