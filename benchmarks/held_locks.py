@@ -110,7 +110,8 @@ def measure() -> None:
         response = client.get(url + query)
         assert response.status_code == 200
         assert b"cannot be asked" not in response.content, response.content
-        assert b"could be read in time" not in response.content
+        if b"could be read in time" in response.content:
+            print("(cut short: not all was read in time)", end=" ")
 
     page("?backend=nobody")
     for what, query in (

@@ -97,11 +97,13 @@ _INSPECT = Statement(f"SELECT {_RECORD} FROM {_TABLE} WHERE digest = $1 AND {_LI
 _OVER = "owner <> '' AND expires_at <= clock_timestamp() - {} * interval '1 second'"
 _PAGE = f"SELECT digest, {_RECORD} FROM {_TABLE} WHERE digest > $1 AND {{}} ORDER BY digest LIMIT {{}}"
 _PAGE_ROWS = 1000
-_HELD = Statement(_PAGE.format(_LIVE, _PAGE_ROWS))
+_DIGESTS = Statement(f"SELECT digest FROM {_TABLE} WHERE {_LIVE}")
+_HELD = Statement(f"SELECT {_RECORD} FROM {_TABLE} WHERE digest = ANY($1::text[]::varchar[]) AND {_LIVE}")
 _EXPIRED = Statement(_PAGE.format(_OVER.format("$2::float8"), _PAGE_ROWS))
 _REAP = Statement(f"""
     WITH dead AS (
-        SELECT digest, expires_at FROM {_TABLE} WHERE {_OVER.format("$1::float8")} LIMIT $2::int FOR UPDATE SKIP LOCKED
+        SELECT digest, expires_at FROM {_TABLE} WHERE {_OVER.format("$1::float8")} AND digest > $3::varchar
+        ORDER BY digest LIMIT $2::int FOR UPDATE SKIP LOCKED
     ), removed AS (
         DELETE FROM {_TABLE} USING dead
         WHERE {_TABLE}.digest = dead.digest AND dead.expires_at <= clock_timestamp() - interval '{IDLE_SECONDS} seconds'
@@ -109,7 +111,7 @@ _REAP = Statement(f"""
         UPDATE {_TABLE} SET owner = '' FROM dead
         WHERE {_TABLE}.digest = dead.digest AND dead.expires_at > clock_timestamp() - interval '{IDLE_SECONDS} seconds'
     )
-    SELECT count(*) FROM dead
+    SELECT count(*), max(digest) FROM dead
 """)
 _IDLE = f"owner = '' AND expires_at <= clock_timestamp() - interval '{IDLE_SECONDS} seconds'"
 _SWEEP = Statement(f"""
@@ -179,6 +181,7 @@ class PostgresTableLockBackend(TableLockBackend):
         self._listener = Listener(self.db_alias, CHANNEL)
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._until_tidy = TIDY_EVERY
+        self._reaped_to = ""
         #: The keys that are waited for: the name of each digest, and when it was last asked for.
         self._waited: dict[str, tuple[str, float]] = {}
         self._poll_pause = POLL_FASTEST
@@ -267,7 +270,12 @@ class PostgresTableLockBackend(TableLockBackend):
         return _record(rows[0]) if rows else None
 
     def list_held(self, deadline: float) -> Iterator[Record]:
-        return self._pages(_HELD, deadline)
+        # First which there are, in one scan: to walk through the dead in the order of the digests takes far longer.
+        seconds = deadline - clock.now()
+        digests = [(row[0] or b"").decode() for row in self._rows(_DIGESTS, deadline=deadline)]
+        for at in range(0, len(digests), _PAGE_ROWS):
+            page = _array(digests[at : at + _PAGE_ROWS])
+            yield from map(_record, self._rows(_HELD, page, deadline=clock.now() + seconds))
 
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
         return self._pages(_EXPIRED, deadline, grace)
@@ -284,10 +292,23 @@ class PostgresTableLockBackend(TableLockBackend):
             deadline = clock.now() + seconds
 
     def reap(self, grace: float, batch_size: int, deadline: float) -> int:
-        half = (clock.now() + deadline) / 2
-        while _count(self._rows(_SWEEP, batch_size, deadline=deadline)) == batch_size and clock.now() < half:
-            pass
-        return _count(self._rows(_REAP, grace, batch_size, deadline=deadline, again=False))
+        # From where the last batch ended: the next one need not pass again what lives, or was removed, before it.
+        started = self._reaped_to
+        removed = self._reap(grace, batch_size, deadline)
+        if removed < batch_size and started:
+            self._reaped_to = ""
+            removed += self._reap(grace, batch_size - removed, deadline)
+        if removed < batch_size:
+            self._reaped_to = ""
+            half = (clock.now() + deadline) / 2
+            while _count(self._rows(_SWEEP, batch_size, deadline=deadline)) == batch_size and clock.now() < half:
+                pass
+        return removed
+
+    def _reap(self, grace: float, limit: int, deadline: float) -> int:
+        rows = self._rows(_REAP, grace, limit, self._reaped_to, deadline=deadline, again=False)
+        self._reaped_to = (rows[0][1] or b"").decode()
+        return _count(rows)
 
     def force_release(self, name: str, deadline: float) -> Record | None:
         rows = self._rows(_FORCE, name_digest(name), _patience(deadline), deadline=deadline, again=False)
