@@ -46,7 +46,7 @@ def test_block_and_refusal(alias):
             async with task_lock(key, backend=alias) as acquired:
                 assert acquired is False
             assert not await make(key, alias).aacquire()
-            assert not await make(key, alias).aacquire(0.05)
+            assert not await make(key, alias).aacquire(0.5)
         assert not held.held
         again = make(key, alias)
         assert await again.aacquire()
@@ -86,6 +86,8 @@ def test_locked_on_async_def(alias):
 
 @pytest.mark.parametrize("executor_size", [1, 40])
 def test_a_thousand_coroutines_all_get_their_turn(alias, executor_size, as_in_production):
+    if executor_size > 1 and alias != "local":
+        pytest.skip("whatever the size: the loop's executor is not used")
     key = new_key()
     count = 1000
     most_threads = inside = done = 0
@@ -424,23 +426,22 @@ def test_holder_is_told_from_a_coroutine(alias):
         assert info.holder.thread == threading.current_thread().name
 
 
-def test_a_backend_that_hangs_keeps_no_other_waiting(alias):
+def test_a_backend_that_hangs_keeps_no_other_waiting():
     """Each has threads of its own for the requests of coroutines."""
-    healthy, hanging = ("sqlite", "local") if alias == "local" else ("local", alias)
 
     async def main():
-        with slow_backend(hanging, 1.5):
-            stuck = [asyncio.create_task(make(new_key(), hanging).aacquire()) for _ in range(12)]
+        with slow_backend("sqlite", 1.0):
+            stuck = [asyncio.create_task(make(new_key(), "sqlite").aacquire()) for _ in range(6)]
             await asyncio.sleep(0.05)
             started = time.monotonic()
-            async with make(new_key(), healthy, timeout=0.3):
+            async with make(new_key(), "local", timeout=0.3):
                 pass
-            assert not await refused_and_told(healthy)
+            assert not await refused_and_told("local")
             took = time.monotonic() - started
             await asyncio.gather(*stuck)
         return took
 
-    assert run(main()) < 1.0
+    assert run(main()) < 0.8
 
 
 async def refused_and_told(alias):

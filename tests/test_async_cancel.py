@@ -62,7 +62,7 @@ def test_cancelled_at_random_instants(alias, contended):
         nonlocal cancelled
         usual = await usual_seconds(key, alias)
         stop = asyncio.Event()
-        rounds = min(ROUNDS, max(60, int(3.0 / usual)))
+        rounds = min(ROUNDS, max(40, int(1.0 / usual)))
         rivals = [asyncio.create_task(contend(stop)) for _ in range(2 if contended else 0)]
         for _ in range(rounds):
             task = asyncio.create_task(block(key, alias, DEADLINE))

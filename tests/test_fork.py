@@ -137,7 +137,7 @@ def test_fork_while_threads_are_in_the_middle_of_everything(alias):
     for thread in threads:
         thread.start()
     try:
-        for number in range(15):
+        for number in range(8):
 
             def child(number=number):
                 with make(f"{key}-child-{number}", alias, timeout=10):
@@ -209,8 +209,8 @@ def _take(key, alias):
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_process_pools(alias, method):
-    if method != "fork" and not crosses(alias):
-        pytest.skip("nothing is shared with a process that starts from nothing")
+    if method != "fork" and alias != "sqlite":
+        pytest.skip("a process that starts from nothing inherits nothing, whatever the backend")
     key = new_key()
     context = multiprocessing.get_context(method)
     with make(key, alias) as held:

@@ -83,7 +83,7 @@ def acquire_steps(
         elif not wait or name not in room.lines:  # a newcomer who will wait does not overtake those who do
             grant = yield Call(attempt, limit, hold=hold)
             if grant is None and room.bindings:
-                settle()  # the holder's transaction may be over without anybody having noticed
+                yield Call(settle)  # the holder's transaction may be over without anybody having noticed
                 grant = yield Call(attempt, limit, hold=hold)
         if grant is None and wait:
             grant = yield from wait_in_line(room, hold, began + wait, make_bell(), attempt)
