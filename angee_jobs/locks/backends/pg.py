@@ -145,6 +145,7 @@ class Session:
         #: The name of each statement that was used here before; empty until it was worth preparing.
         self._prepared: dict[Statement, bytes] = {}
         self._epoch = 0
+        self._poll: Any = None
         self._prefix = b""
         _sessions[id(self)] = self
         try:
@@ -256,7 +257,7 @@ class Session:
         if pgconn is None or pgconn.status == _CONNECTION_BAD:
             return False
         try:
-            while wait_for(pgconn.socket, 0):
+            while self._readable(0):
                 pgconn.consume_input()
                 if self.busy:
                     return True
@@ -268,8 +269,6 @@ class Session:
         return True
 
     def _send(self, statement: Statement, parameters: Sequence[Parameter], deadline: float) -> None:
-        from psycopg.errors import DuplicatePreparedStatement
-
         pgconn = self._pgconn
         assert pgconn is not None
         values = [None if value is None else str(value).encode() for value in parameters]
@@ -287,6 +286,8 @@ class Session:
                 request, self.pending = self.pending, Request()
                 pgconn.send_prepare(name, statement.sql)
                 self._read(self.pending, deadline)
+                from psycopg.errors import DuplicatePreparedStatement
+
                 try:
                     _rows(self.pending.results)
                 except DuplicatePreparedStatement:  # interrupted just after it had been prepared
@@ -320,7 +321,7 @@ class Session:
             while not request.done:
                 if pgconn.is_busy():
                     left = deadline - clock.now()
-                    if wait_for(pgconn.socket, min(left, _SLICE_SECONDS)):
+                    if self._readable(min(left, _SLICE_SECONDS)):
                         pgconn.consume_input()
                     elif left <= _SLICE_SECONDS and not request.done:
                         raise NoAnswer(sent=True)
@@ -338,6 +339,21 @@ class Session:
             # No statement of ours opens a transaction; whoever did, it would keep a snapshot and locks.
             raise SessionLost("the session is in a transaction", sent=True)
         self._take_notifications(pgconn)
+
+    def _readable(self, seconds: float) -> bool:
+        """Wait until something has come; False after ``seconds``."""
+        # One object for all requests, but never two calls of it at once: a signal handler makes its own.
+        poll, self._poll = self._poll, None
+        if poll is None:
+            assert self._pgconn is not None
+            if not hasattr(select, "poll"):  # Windows
+                return wait_for(self._pgconn.socket, seconds)
+            poll = select.poll()
+            poll.register(self._pgconn.socket, select.POLLIN)
+        try:
+            return bool(poll.poll(max(0.0, min(seconds * 1000, 2**31 - 1))))
+        finally:
+            self._poll = poll
 
     def _take_notifications(self, pgconn: PGconn) -> None:
         while (notification := pgconn.notifies()) is not None:

@@ -7,6 +7,7 @@ the holder, is in :class:`~angee_jobs.models.SessionHold`, for holds older than 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
@@ -105,6 +106,7 @@ TERMINATE = Statement("SELECT pg_terminate_backend($1::int)")
 _PID = Statement("SELECT pg_backend_pid()")
 
 
+@functools.lru_cache(4096)  # asked for at the acquire and at the release
 def advisory_key(name: str, space: str = "lock") -> int:
     """64 bits that stand for ``name``. Never to be changed: two releases of this package must agree on them."""
     digest = hashlib.sha256(f"angee_jobs:{space}:{name}".encode()).digest()
