@@ -69,6 +69,32 @@ def test_examples_compile_and_import_what_exists(block):
                 assert hasattr(module, name.name), f"{node.module} has no {name.name}"
 
 
+def docstrings() -> dict[str, str]:
+    found = {}
+    for module in (angee_jobs.locks, angee_jobs.locks.testing):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if inspect.isclass(thing):
+                members = ((f"{name}.{each}", member) for each, member in vars(thing).items() if each[0] != "_")
+            else:
+                members = ()
+            for path, member in ((name, thing), *members):
+                text = inspect.cleandoc(getattr(member, "__doc__", None) or "")
+                if "Example::" in text:
+                    found[path] = text.split("Example::", 1)[1]
+    return found
+
+
+@pytest.mark.parametrize("name", docstrings())
+def test_examples_in_docstrings_compile(name):
+    lines = []
+    for line in docstrings()[name].splitlines():
+        if line and not line.startswith(" "):
+            break  # the text goes on
+        lines.append(f"    {line}")
+    compile("\n".join(["async def example():", *lines]), name, "exec")
+
+
 def is_importable(name: str) -> bool:
     try:
         importlib.import_module(name)

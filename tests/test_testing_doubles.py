@@ -223,10 +223,10 @@ def test_under_manage_py_test(options):
     assert "Ran 16 tests" in run("-m", "django", "test", "billing.tests", *options)
 
 
-def run_pytest(*options):
+def run_pytest(*options, setup=("-p", "doubles_setup", "-p", "no:django")):
     plugins = () if entry_points(group="pytest11", name="angee_jobs") else ("-p", "angee_jobs.pytest_plugin")
-    alone = ["-c", os.devnull, "--rootdir", INNER, "--confcutdir", INNER, "-p", "no:django", "-p", "no:cacheprovider"]
-    return run("-m", "pytest", "-q", "--strict-markers", "-p", "doubles_setup", *plugins, *alone, *options)
+    alone = ["-c", os.devnull, "--rootdir", INNER, "--confcutdir", INNER, "-p", "no:cacheprovider"]
+    return run("-m", "pytest", "-q", "--strict-markers", *setup, *plugins, *alone, *options)
 
 
 def test_the_pytest_plugin_gives_local_locks_to_who_asks():
@@ -240,3 +240,10 @@ def test_the_pytest_plugin_gives_local_locks_to_all_tests():
 def test_the_pytest_plugin_with_xdist():
     require(missing_packages("xdist"))
     assert "14 passed" in run_pytest("-o", "angee_jobs_local_locks=true", "-n", "2", "billing_tests.py")
+
+
+def test_the_pytest_plugin_beside_pytest_django():
+    require(missing_packages("pytest_django"))
+    setup = ("--ds", "doubles_settings")
+    assert "16 passed" in run_pytest("billing/tests.py", setup=setup)
+    assert "4 passed" in run_pytest("asked_tests.py", setup=setup)

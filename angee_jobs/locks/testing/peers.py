@@ -24,12 +24,14 @@ _idle: list[Peer] = []
 
 
 class Peer:
-    """Example::
+    """Another process, which does what it is told.
 
-    peer = Peer.borrow()
-    assert peer.call(tasks.acquire, "a", key, ttl=1)
-    peer.kill()
-    peer.give_back()
+    Example::
+
+        peer = Peer.borrow()
+        assert peer.call(tasks.acquire, "a", key, ttl=1)
+        peer.kill()
+        peer.give_back()
     """
 
     def __init__(self, environment: Mapping[str, str] | None = None) -> None:
