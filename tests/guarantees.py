@@ -135,6 +135,40 @@ RUNS = {
 }
 
 
+#: The strategies of the suite: the class, the module that it is in, and what it tests.
+STRATEGIES = {
+    "Local": ("strategies", "`LocalLockBackend`"),
+    "SqliteTable": ("strategies", "`TableLockBackend`, SQLite"),
+    "PostgresTable": ("strategies", "`TableLockBackend`, PostgreSQL"),
+    "PooledTable": ("test_table_pooled_contract", "the same through PgBouncer"),
+    "Advisory": ("test_advisory_contract", "`PostgresAdvisoryLockBackend`"),
+    "Redis": ("test_redis_contract", "`RedisLockBackend`"),
+}
+
+
+def literal(module: Path, name: str, within: str = "") -> dict[str, str]:
+    """The dict that ``name`` is at the top of the module, or in a class of it; empty if there is none."""
+    body = ast.parse(module.read_text()).body
+    if within:
+        [body] = [node.body for node in body if isinstance(node, ast.ClassDef) and node.name == within]
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+            return ast.literal_eval(node.value)
+    return {}
+
+
+def what_is_lacking() -> list[str]:
+    """A row for each backend and what it cannot be tested for, with the reason."""
+    capabilities = literal(CONTRACT / "strategy.py", "CAPABILITIES")
+    rows = []
+    for name, (module, title) in STRATEGIES.items():
+        lacks = literal(ROOT / "tests" / f"{module}.py", "lacks", name)
+        rows += [f"| {title} | {capabilities[each]} | {why} |" for each, why in lacks.items()]
+        if not lacks:
+            rows.append(f"| {title} | nothing | |")
+    return rows
+
+
 def contract_tests() -> dict[str, list[str]]:
     """The test methods of the contract suite, by their class."""
     found: dict[str, list[str]] = {}
@@ -154,6 +188,8 @@ def page() -> str:
         raise SystemExit(f"No promise names these parts of the contract suite: {', '.join(sorted(missing))}")
     runs = "\n".join(f"- {what} (`tests/{module}.py`)," for module, what in RUNS.items()).removesuffix(",")
     lines = [HEAD.format(runs=runs)]
+    lines += ["A backend skips the tests that need what it does not have:", ""]
+    lines += ["| backend | lacks | why |", "| --- | --- | --- |", *what_is_lacking(), ""]
     for number, promise in enumerate(PROMISES, 1):
         lines += [f"## {number}. {promise.title}", "", *textwrap.wrap(promise.text, 118), "", "For every backend:", ""]
         lines += [f"- `{name}`" for part in promise.parts for name in tests.get(part, [])]
