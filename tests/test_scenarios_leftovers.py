@@ -16,7 +16,7 @@ ALIAS = "postgres_table"
 
 
 def of_the_locks(postgres):
-    return [session for session in postgres.sessions() if "locks" in session.application_name]
+    return [session for session in postgres.sessions() if session.application_name.startswith("angee_jobs")]
 
 
 def nothing_left(postgres, sessions=0):

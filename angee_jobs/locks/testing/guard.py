@@ -174,6 +174,7 @@ class Guard(TransactionCase):
             except DatabaseError:
                 pass
             self.assertEqual(self.written(using), [])
+            eventually(lambda: not self.backend.is_held(self.key))
 
         self.each_database(test)
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 from django.db import DatabaseError, close_old_connections, connections, transaction
 
@@ -146,6 +148,26 @@ class Transactions(TransactionCase):
                     eventually(lambda: not self.backend.is_held(self.key), 3, "it is freed though nobody tries")
                 else:
                     self.assertTrue(self.elsewhere(), "it is freed before anybody is refused")
+
+        self.each_database(test)
+
+    def test_a_try_right_after_a_rollback_is_not_refused_by_the_release_that_is_under_way(self) -> None:
+        self.needs("verbs")
+        real = self.backend.release
+
+        def slow(*args: Any) -> bool:
+            time.sleep(0.4)
+            return real(*args)
+
+        def test(using: str) -> None:
+            with mock.patch.object(self.backend, "release", slow):
+                with self.assertRaises(ZeroDivisionError), transaction.atomic(using):
+                    with self.lock():
+                        self.write(using)
+                    raise ZeroDivisionError
+                time.sleep(0.1)  # somebody is giving the lock up now
+                with task_lock(self.key, backend=self.alias) as acquired:
+                    self.assertIs(acquired, True)
 
         self.each_database(test)
 
