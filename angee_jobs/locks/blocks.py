@@ -190,6 +190,8 @@ def attach_lock(
                 ...
     """
     attached = Lock(key, ttl=ttl, auto_extend=auto_extend, note=note, backend=backend)
+    if not isinstance(owner_id, str):
+        raise TypeError(f"owner_id must be the text that detach() returned, not {type(owner_id).__name__}")
     if not owner_id:
         raise ValueError("owner_id must be the text that detach() returned, and is empty")
     steps = adopt_steps(attached._verbs(), attached.key, attached.name, owner_id, ttl=attached._ttl, note=note)

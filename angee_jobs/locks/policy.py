@@ -17,7 +17,7 @@ from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, Grant, Hand
 from .errors import LockBackendError, LockLostError, LockNotAcquiredError
 from .hold import End, Hold, new_owner_id
 from .renewal import renewer
-from .steps import Call, Steps
+from .steps import Call, Sleep, Steps, ThreadBell
 from .transactions import settle
 from .waiting import room_of, wait_in_line
 
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from .types import LockInfo
 
 logger = logging.getLogger("angee_jobs.locks")
+
+#: How often a coroutine asks a backend that has only ``try_acquire``, in seconds.
+HANDLE_POLL_SECONDS = 0.05
 
 
 def lost(name: str) -> LockLostError:
@@ -77,8 +80,7 @@ def acquire_steps(
         limit = began + VERB_SECONDS if not wait else began + min(wait, VERB_SECONDS)
         grant: Grant | None = None
         if isinstance(backend, HandleBackend):
-            hold.started = began
-            grant = yield Call(backend.acquire_within, key, hold.owner, wait, hold=hold)
+            grant = yield from _handle_steps(backend, hold, wait, make_bell())
             wait = None
         elif not wait or name not in room.lines:  # a newcomer who will wait does not overtake those who do
             grant = yield Call(attempt, limit, hold=hold)
@@ -114,6 +116,22 @@ def acquire_steps(
             renewer.ensure_running()
             renewer.abandon(hold)
         raise
+
+
+def _handle_steps(backend: HandleBackend, hold: Hold, wait: float | None, bell: Bell) -> Steps[Grant | None]:
+    """Let a backend that waits by itself do so; but coroutines share a few threads, so for them it is asked again."""
+    hold.started = clock.now()
+    if isinstance(bell, ThreadBell):
+        grant: Grant | None = yield Call(backend.acquire_within, hold.key, hold.owner, wait, hold=hold)
+        return grant
+    end = hold.started + (wait or 0.0)
+    while True:
+        grant = yield Call(backend.acquire_within, hold.key, hold.owner, None, hold=hold)
+        left = end - clock.now()
+        if grant is not None or left <= 0:
+            return grant
+        yield Sleep(bell, min(HANDLE_POLL_SECONDS, left))
+        hold.started = clock.now()
 
 
 def _refused_steps(

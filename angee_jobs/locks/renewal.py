@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import clock, process, signals
-from .backends.base import VERB_SECONDS, BaseLockBackend, Extension
+from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, describe_holder
 from .errors import LockBackendError
-from .hold import SESSION_WATCH_SECONDS, End, Hold
+from .hold import SESSION_WATCH_SECONDS, End, Hold, new_owner_id
 
 logger = logging.getLogger("angee_jobs.locks")
 
@@ -284,8 +284,14 @@ class Renewer:
     def _give_up(self, left: _Abandoned, patience: float) -> None:
         hold = left.hold
         left.later()
+        now = clock.now()
+        limit = now + min(VERB_SECONDS, patience)
         try:
-            hold.backend.release(hold.name, hold.owner, clock.now() + min(VERB_SECONDS, patience))
+            if now < hold.keep_until:  # to be held for longer, if by nobody
+                kept = hold.keep_until - now
+                hold.backend.adopt(hold.name, hold.owner, new_owner_id(), kept, describe_holder("", kept), limit)
+            else:
+                hold.backend.release(hold.name, hold.owner, limit)
         except Exception:
             if clock.now() - left.since > GIVE_UP_SECONDS:
                 self._abandoned.remove(left)

@@ -16,13 +16,18 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from . import process
+from . import clock, process
+from .errors import LockBackendError
 
 if TYPE_CHECKING:
     from .hold import Hold
 
 #: How many verbs the coroutines of this process have under way at once, for each backend.
 CALLERS = 4
+
+
+#: How much later than its deadline a verb may come back from its thread, in seconds.
+LATE_SECONDS = 0.2
 
 
 class Bell(Protocol):
@@ -91,13 +96,20 @@ class Call:
         return getattr(self.verb, "__self__", Call)
 
     async def arun(self) -> Any:
+        # The last argument of a verb is its deadline. It binds also a call that waits for a thread, behind others that
+        # a server does not answer.
+        limit = self.args[-1] if self.args and isinstance(self.args[-1], float) else None
         future = _callers(self._backend()).submit(self.verb, *self.args)
         try:
-            return await asyncio.wrap_future(future)
-        except BaseException:
-            if self.hold is not None and not future.cancelled():
-                # Cancelled while the verb is under way: what comes of it is settled when it has come.
+            async with asyncio.timeout(None if limit is None else max(0.0, limit - clock.now()) + LATE_SECONDS):
+                return await asyncio.wrap_future(future)
+        except BaseException as error:
+            under_way = not future.cancelled() and not future.done()
+            if self.hold is not None and under_way:
+                # Nobody waits for it any more: what comes of it is settled when it has come.
                 self.hold.in_flight = future
+            if isinstance(error, TimeoutError):
+                raise LockBackendError("The lock backend gave no answer in time", uncertain=under_way) from error
             raise
 
 
