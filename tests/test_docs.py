@@ -10,6 +10,7 @@ import importlib
 import inspect
 import io
 import re
+import shlex
 import sys
 import types
 import unittest
@@ -17,6 +18,7 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
+from django.core.management import load_command_class
 from django.test import override_settings
 from django.utils.module_loading import import_string
 
@@ -264,6 +266,23 @@ def test_links_lead_somewhere(page):
         if anchor:
             anchors = {heading.replace(" ", "-") for heading in headings(there)}
             assert anchor in anchors or anchor.replace("-", "_") in anchors, f"{page.name} links to {target}"
+
+
+# Commands
+
+
+def commands() -> list[tuple[str, str]]:
+    pattern = r"manage\.py (list_locks|release_lock|reap_locks|run_locked)((?: +[^\s`\[&|;<]+)+)"
+    return [match for page in PAGES for match in re.findall(pattern, page.read_text())]
+
+
+@pytest.mark.parametrize(("name", "arguments"), commands())
+def test_commands_take_the_arguments_that_are_shown(name, arguments):
+    words = shlex.split(arguments)
+    if "--" in words:  # what comes after it belongs to the program
+        words = words[: words.index("--")]
+    if "KEY" not in words:
+        load_command_class("angee_jobs", name).create_parser("manage.py", name).parse_args(words)
 
 
 # Completeness

@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 else:
     _Base = object  # so that no test runner takes the mixin itself for a test case
 
-#: The lease of a holder who is played, in seconds: longer than any test.
-LONG = 24 * 3600.0
+#: The lease of a holder who is played, in seconds: longer than a test, and over soon should its process be killed.
+LONG = 600.0
 #: How long lose() waits for the receivers of lock_lost, in seconds.
 TOLD_SECONDS = 5.0
 
