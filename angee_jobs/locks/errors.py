@@ -9,6 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from .types import LockInfo
 
 
@@ -60,3 +62,5 @@ class LockBackendError(LockError):
     def __init__(self, message: str, *, name: str | None = None, uncertain: bool = False) -> None:
         super().__init__(message, name=name)
         self.uncertain = uncertain
+        #: The owner ids that were extended all the same, where one lease of a batch could not be.
+        self.extended: Collection[str] = ()

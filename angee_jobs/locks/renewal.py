@@ -260,7 +260,8 @@ class Renewer:
         limit = min(min(hold.deadline for hold in holds), sent + patience)
         try:
             extended = set(backend.extend([Extension(hold.name, hold.owner, hold.next_ttl()) for hold in holds], limit))
-        except LockBackendError:
+        except LockBackendError as error:
+            self._extended([hold for hold in holds if hold.owner in error.extended], sent)
             raise
         except Exception:
             if len(holds) == 1:
@@ -275,11 +276,15 @@ class Renewer:
         for hold in holds:
             if hold.owner not in extended:
                 self.lose(hold, "the backend does not know it any more")
-            elif hold.ended is End.LOST:
+        self._extended([hold for hold in holds if hold.owner in extended], sent)
+
+    def _extended(self, holds: list[Hold], sent: float) -> None:
+        for hold in holds:
+            if hold.ended is End.LOST:
                 self.abandon(hold)  # told as lost while the call was under way: it may not come back
             else:
                 hold.extended(sent, hold.next_ttl())
-                hold.renew_at = sent + (hold.ttl / 3 if backend.leases else SESSION_WATCH_SECONDS)
+                hold.renew_at = sent + (hold.ttl / 3 if hold.backend.leases else SESSION_WATCH_SECONDS)
 
     def _give_up(self, left: _Abandoned, patience: float) -> None:
         hold = left.hold

@@ -87,6 +87,8 @@ class Binding:
     def __init__(self, hold: Hold, transactions: list[Transaction], finish: Callable[[Hold], bool]) -> None:
         self.hold = hold
         self.block_open = True
+        # Re-entrant, since a signal handler that uses locks may interrupt this very thread in here.
+        self._settling = threading.RLock()
         self._finish = finish
         self._transactions = transactions
         _bindings[self] = None
@@ -120,15 +122,17 @@ class Binding:
         return True
 
     def settle(self) -> None:
-        """Free the hold if nothing that it was kept for is left."""
-        if self.block_open or self.pending:
-            return
-        self.drop()
-        try:
-            self._finish(self.hold)
-        except LockBackendError as error:
-            # Raised to nobody: the transaction is over. The renewal thread goes on trying.
-            logger.error("The lock %s could not be released after its transaction: %s", self.hold.name, error)
+        """Free the hold if nothing that it was kept for is left; when this returns, that is done."""
+        with self._settling:  # whoever comes second waits for the release that the first has under way
+            if self.block_open or self.pending:
+                return
+            try:
+                self._finish(self.hold)
+            except LockBackendError as error:
+                # Raised to nobody: the transaction is over. The renewal thread goes on trying.
+                logger.error("The lock %s could not be released after its transaction: %s", self.hold.name, error)
+            finally:
+                self.drop()
 
     def drop(self) -> None:
         _bindings.pop(self, None)
@@ -156,7 +160,7 @@ _bindings: dict[Binding, None] = {}
 def settle() -> bool:
     """Free what outlived its transaction; whether there is anything left to look at again."""
     for binding in list(_bindings):
-        if binding.hold.foreign or binding.hold.ended:
+        if binding.hold.foreign:
             binding.drop()
         else:
             binding.settle()
