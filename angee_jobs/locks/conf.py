@@ -118,7 +118,7 @@ def make_backend(alias: str, entry: Any) -> Any:
         )
     try:
         backend = backend_class(**options)
-    except (TypeError, ValueError) as error:
+    except (ImproperlyConfigured, TypeError, ValueError) as error:
         raise ImproperlyConfigured(f'{where}["OPTIONS"]: {error}') from error
     if isinstance(backend, BaseLockBackend):
         backend.alias = alias

@@ -7,8 +7,6 @@ database itself, where the migrations of this app put it.
 
 from __future__ import annotations
 
-from typing import Any
-
 from django.core.exceptions import ImproperlyConfigured
 
 from ..types import Seconds, lease_seconds
@@ -30,8 +28,8 @@ class TableLockBackend(BaseLockBackend):
         }
     """
 
-    def __new__(cls, *args: Any, **kwargs: Any) -> TableLockBackend:
-        chosen = _class_for(kwargs.get("alias", "default")) if cls is TableLockBackend else cls
+    def __new__(cls, *, alias: str = "default", ttl: Seconds = 30) -> TableLockBackend:
+        chosen = _class_for(alias) if cls is TableLockBackend else cls
         return super().__new__(chosen)
 
     def __init__(self, *, alias: str = "default", ttl: Seconds = 30) -> None:
