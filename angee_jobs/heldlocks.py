@@ -32,7 +32,7 @@ logger = logging.getLogger("angee_jobs.locks")
 
 PAGE_ROWS = 100
 #: What one backend that does not answer, and what all of them together, may cost, in seconds.
-BACKEND_SECONDS, PAGE_SECONDS = 2.0, 6.0
+BACKEND_SECONDS, PAGE_SECONDS = 4.0, 6.0
 #: The clock is looked at every so-many holds.
 LOOK_EVERY = 1000
 #: What the page offers to reload itself after, in seconds; 0: not at all.

@@ -69,7 +69,7 @@ def fill_postgres(live: int, expired: int) -> None:
                 for number, name in names(count, what):
                     since = time.strftime("%Y-%m-%d %H:%M:%S+00", time.gmtime(time.time() - number / 10))
                     copy.write_row((name_digest(name), name, secrets.token_hex(32), holder(number), since, end, number))
-        cursor.execute("ANALYZE angee_jobs_tasklock")
+        cursor.execute("VACUUM ANALYZE angee_jobs_tasklock")
 
 
 def fill_by_acquiring(live: int, expired: int) -> None:
@@ -109,7 +109,8 @@ def measure() -> None:
     def page(query: str = "") -> None:
         response = client.get(url + query)
         assert response.status_code == 200
-        assert b"cannot be asked" not in response.content, response.content
+        if b"cannot be asked" in response.content:
+            print("(the backend did not answer in time)", end=" ")
         if b"could be read in time" in response.content:
             print("(cut short: not all was read in time)", end=" ")
 

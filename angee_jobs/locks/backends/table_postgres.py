@@ -10,6 +10,7 @@ stranger's transaction may have it. All times are ``clock_timestamp()``: ``now()
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import queue
 import secrets
@@ -39,6 +40,8 @@ GRANT_SECONDS = 30.0
 IDLE_SECONDS = 60
 #: After so many releases, so many rows are looked at and removed if they are free and idle.
 TIDY_EVERY, TIDY_ROWS = 2000, 8000
+#: A pass of the reaper that began so long ago was broken off, in seconds.
+PASS_SECONDS = 600.0
 #: How long a release tells the waiters after they have asked for it last.
 WAITED_SECONDS = 3
 #: Behind a pooler, all the keys that are waited for are looked at in one request, first after ``POLL_FASTEST`` seconds
@@ -181,7 +184,7 @@ class PostgresTableLockBackend(TableLockBackend):
         self._listener = Listener(self.db_alias, CHANNEL)
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._until_tidy = TIDY_EVERY
-        self._reaped_to = ""
+        self._reaped_to, self._pass_began = "", 0.0
         #: The keys that are waited for: the name of each digest, and when it was last asked for.
         self._waited: dict[str, tuple[str, float]] = {}
         self._poll_pause = POLL_FASTEST
@@ -292,17 +295,20 @@ class PostgresTableLockBackend(TableLockBackend):
             deadline = clock.now() + seconds
 
     def reap(self, grace: float, batch_size: int, deadline: float) -> int:
-        # From where the last batch ended: the next one need not pass again what lives, or was removed, before it.
-        started = self._reaped_to
+        # From where the last batch ended: the next one need not pass again what lives, or was removed, before it. So
+        # one pass removes what had expired when it began; one that was broken off long ago is followed by another.
+        if not self._reaped_to:
+            self._pass_began = clock.now()
         removed = self._reap(grace, batch_size, deadline)
-        if removed < batch_size and started:
+        if removed < batch_size and clock.now() - self._pass_began > PASS_SECONDS:
             self._reaped_to = ""
             removed += self._reap(grace, batch_size - removed, deadline)
         if removed < batch_size:
             self._reaped_to = ""
             half = (clock.now() + deadline) / 2
-            while _count(self._rows(_SWEEP, batch_size, deadline=deadline)) == batch_size and clock.now() < half:
-                pass
+            with contextlib.suppress(LockBackendError):  # what was reaped counts, and the idle can wait
+                while _count(self._rows(_SWEEP, batch_size, deadline=deadline)) == batch_size and clock.now() < half:
+                    pass
         return removed
 
     def _reap(self, grace: float, limit: int, deadline: float) -> int:

@@ -40,6 +40,8 @@ BUSY_MS = 50
 #: Free rows are removed when they have not been used for this many seconds, by every so-manieth release.
 IDLE_SECONDS = 60.0
 TIDY_EVERY = 1000
+#: A pass of the reaper that began so long ago was broken off, in seconds.
+PASS_SECONDS = 600.0
 #: How often the file is looked at for another process's writes while somebody waits: the longer nothing happened,
 #: the more seldom, from 2 ms (about 2 % of a core) to 20 ms after 10 s.
 POLL_FASTEST, POLL_SLOWEST, POLL_SHARE = 0.002, 0.02, 1 / 500
@@ -136,7 +138,7 @@ class SqliteTableLockBackend(TableLockBackend):
         self._connection: sqlite3.Connection | None = None
         self._opened_for = ""
         self._until_tidy = TIDY_EVERY
-        self._reaped_to = ""
+        self._reaped_to, self._pass_began = "", 0.0
         self._quiet_since = 0.0
         self._seen_version = 0
         self._stop = threading.Event()
@@ -276,19 +278,18 @@ class SqliteTableLockBackend(TableLockBackend):
             deadline = max(deadline, clock.now() + 1.0)
 
     def reap(self, grace: float, batch_size: int, deadline: float) -> int:
-        # Where the last batch ended: the next one need not pass again what lives before it.
-        started = self._reaped_to
-        removed, self._reaped_to = self._remove(_EXPIRED, grace, batch_size, deadline, started)
-        if removed < batch_size and started:
+        # From where the last batch ended: the next one need not pass again what lives before it. So one pass removes
+        # what had expired when it began; one that was broken off long ago is followed by another.
+        if not self._reaped_to:
+            self._pass_began = clock.now()
+        removed, self._reaped_to = self._remove(_EXPIRED, grace, batch_size, deadline, self._reaped_to)
+        if removed < batch_size and clock.now() - self._pass_began > PASS_SECONDS:
             more, self._reaped_to = self._remove(_EXPIRED, grace, batch_size - removed, deadline)
             removed += more
         if removed < batch_size:
             self._reaped_to = ""
-            half = (clock.now() + deadline) / 2
-            while (
-                self._remove(_IDLE, max(grace, IDLE_SECONDS), batch_size, deadline)[0] == batch_size
-                and clock.now() < half
-            ):
+            half, idle = (clock.now() + deadline) / 2, max(grace, IDLE_SECONDS)
+            while self._remove(_IDLE, idle, batch_size, deadline)[0] == batch_size and clock.now() < half:
                 pass
         return removed
 
