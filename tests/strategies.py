@@ -1,6 +1,7 @@
 """How the contract suite makes each backend's storage misbehave. One small class per backend."""
 
 import contextlib
+import os
 import sqlite3
 from collections.abc import Iterator
 from typing import Any
@@ -63,8 +64,6 @@ class SqliteTable(Strategy):
         """A file that SQLite refuses to open, in the place of the lock file."""
         backend: Any = lock_backends[self.alias]
         path = self.path()
-        import os
-
         backend.close()
         os.rename(path, path + ".away")
         os.mkdir(path)

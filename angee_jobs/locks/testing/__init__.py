@@ -40,6 +40,7 @@ from .loss import Loss
 from .peers import Peer
 from .python import Python
 from .renewal import Renewal
+from .rollbacks import Rollbacks
 from .strategy import CAPABILITIES, Strategy
 from .transactions import Transactions
 from .waiting import Waiting
@@ -56,6 +57,7 @@ class LockContract(
     Fencing,
     Guard,
     Transactions,
+    Rollbacks,
     Broken,
     BadInput,
     Secrecy,
