@@ -83,8 +83,9 @@ def acquire_steps(
             grant = yield from _handle_steps(backend, hold, wait, make_bell())
             wait = None
         elif not wait or name not in room.lines:  # a newcomer who will wait does not overtake those who do
+            bound = bool(room.bindings)  # asked before the try: one that is being settled may be gone after it
             grant = yield Call(attempt, limit, hold=hold)
-            if grant is None and room.bindings:
+            if grant is None and bound:
                 yield Call(settle)  # the holder's transaction may be over without anybody having noticed
                 grant = yield Call(attempt, limit, hold=hold)
         if grant is None and wait:

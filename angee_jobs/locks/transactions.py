@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, sync_to_async
@@ -170,22 +170,10 @@ def settle() -> bool:
 renewer.chores.append(settle)
 
 
-def open_connections() -> Sequence[BaseDatabaseWrapper]:
-    """Those of the calling thread, as ``connections.all(initialized_only=True)`` lists them.
-
-    That asks for each alias whether an event loop runs, which costs more than all the rest of entering a block. Without
-    one, they lie in a ``threading.local``; where asgiref keeps them otherwise, Django is asked after all.
-    """
-    storage = getattr(getattr(connections, "_connections", None), "_storage", None)
-    if type(storage) is threading.local and asyncio._get_running_loop() is None:
-        return [each for alias, each in list(storage.__dict__.items()) if alias != "cvar"]
-    return connections.all(initialized_only=True)
-
-
 def current_transactions() -> list[Transaction]:
     """The real transactions of the calling thread, on all aliases; the test's own does not count."""
     found = []
-    for connection in open_connections():
+    for connection in connections.all(initialized_only=True):
         if connection.in_atomic_block:
             blocks: list[Any] = list(connection.atomic_blocks)
             real = next((block for block in blocks if not block._from_testcase), None)
