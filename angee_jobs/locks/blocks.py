@@ -96,8 +96,8 @@ class task_lock:
             mine._undo(*before)
             raise
 
-    def leave_block(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-        self._lock.leave_block(exc_type, exc, traceback)
+    def _leave_block(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        self._lock._leave_block(exc_type, exc, traceback)
 
     if TYPE_CHECKING:
 

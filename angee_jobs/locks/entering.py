@@ -46,8 +46,8 @@ class ExitOnStack:
 
     def __get__(self, manager: Any, manager_class: Any) -> Any:
         if manager is None:
-            return manager_class.leave_block  # contextlib.ExitStack asks the class
-        leave = functools.partial(manager_class.leave_block, manager)
+            return manager_class._leave_block  # contextlib.ExitStack asks the class
+        leave = functools.partial(manager_class._leave_block, manager)
         lock: Enterable = getattr(manager, "_lock", manager)
         blocks: list[Block] = []
         statement = renewer.when_dropped(leave, functools.partial(lock._statement_dropped, blocks))
@@ -95,7 +95,7 @@ class Enterable:
             raise
         return self
 
-    def leave_block(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+    def _leave_block(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
         """What ``__exit__`` does. The body's exception is never hidden; what else went wrong becomes a note of it."""
         block: Block | None = None
         try:
