@@ -8,11 +8,18 @@ import pytest
 from angee_jobs.locks import LockKey, lock, task_lock_is_held
 from angee_jobs.locks.testing import ContractCase, Peer, tasks
 from angee_jobs.locks.testing.exclusion import Clock
+from angee_jobs.locks.testing.peers import end_idle_peers
 from tests.procs import faketime
 from tests.servers import eventually
 from tests.strategies import PostgresTable, SqliteTable
 
 ALIAS = "postgres_table"
+
+
+@pytest.fixture(autouse=True)
+def no_idle_peers():
+    """They keep sessions for their next lock."""
+    end_idle_peers()
 
 
 def of_the_locks(postgres):
