@@ -40,13 +40,13 @@ SHORT_TTL = 3.0
 LONG_TTL = 3600.0
 
 
-def _backends(problems: list[CheckMessage]) -> Iterator[BaseLockBackend]:
-    """The backends that can be made and are of our kind; those that cannot be made add to ``problems``."""
-    return (backend for _, backend in _all_backends(problems) if isinstance(backend, BaseLockBackend))
+def _backends() -> Iterator[BaseLockBackend]:
+    """The backends that can be made and are of our kind; of the others :func:`check_lock_backends` tells."""
+    return (backend for _, backend in _all_backends([]) if isinstance(backend, BaseLockBackend))
 
 
 def _all_backends(problems: list[CheckMessage]) -> Iterator[tuple[str, Any]]:
-    """The backends that can be made, by alias, also those of other people."""
+    """The backends that can be made, by alias, also those of other people; the others add to ``problems``."""
     try:
         aliases = list(lock_backends)
     except ImproperlyConfigured as error:
@@ -127,7 +127,7 @@ def _check_mirror(backend: BaseLockBackend) -> Iterator[CheckMessage]:
 def check_lock_servers(**kwargs: Any) -> list[CheckMessage]:
     """What is wrong with the servers, where they are to be asked."""
     problems: list[CheckMessage] = []
-    for backend in _backends([]):
+    for backend in _backends():
         problems += backend.check_deployment()
     return problems
 
@@ -136,6 +136,6 @@ def check_lock_servers(**kwargs: Any) -> list[CheckMessage]:
 def check_lock_databases(*, databases: Sequence[str] | None = None, **kwargs: Any) -> list[CheckMessage]:
     """What is wrong with the databases, of those that the operator has named."""
     problems: list[CheckMessage] = []
-    for backend in _backends([]):
+    for backend in _backends():
         problems += backend.check_database(databases or [])
     return problems

@@ -2,7 +2,8 @@
 
 Holds are read through the backends, which give them one by one, and only the rows of the asked page are kept: so the
 time grows with the number of holds (see docs/operations.md for figures) and the memory does not. A backend that
-cannot be asked costs its error and at most ``BACKEND_SECONDS``; whatever there is, a page costs ``PAGE_SECONDS``.
+cannot be asked costs its error and at most ``BACKEND_SECONDS``; whatever there is, a page costs about
+``PAGE_SECONDS`` at most.
 """
 
 from __future__ import annotations

@@ -48,7 +48,8 @@ class LockNotAcquiredError(LockError):
 class LockLostError(LockError):
     """The hold ended before its holder released it: somebody else may be in the protected section now.
 
-    Raised by :meth:`Lock.check`, by :meth:`Lock.guard`, and on leaving a block whose body did not raise.
+    Raised by :meth:`Lock.check`, :meth:`Lock.guard` and :meth:`Lock.detach`, by :func:`attach_lock` if there is nothing
+    to attach any more, and on leaving a block whose body did not raise.
     """
 
 

@@ -31,10 +31,10 @@ logger = logging.getLogger("angee_jobs.locks")
 
 #: How long a backend may keep the renewal thread itself, in seconds.
 PROMPT_SECONDS = 1.0
+#: How long it may keep the thread of its own that it gets when it failed or was slow.
+PATIENT_SECONDS = 10.0
 #: While short holds come and go, the thread looks after this many seconds by itself instead of being woken by each.
 LINGER_SECONDS = 2.0
-#: How long it may keep the thread that it gets when it failed or was slow.
-PATIENT_SECONDS = 10.0
 #: How long a hold that could not be given up is tried again, in seconds, and the longest pause between two tries.
 GIVE_UP_SECONDS = 600.0
 GIVE_UP_PAUSE = 5.0

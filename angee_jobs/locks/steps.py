@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 #: How many verbs the coroutines of this process have under way at once, for each backend.
 CALLERS = 4
-
-
 #: How much later than its deadline a verb may come back from its thread, in seconds.
 LATE_SECONDS = 0.2
 

@@ -1,7 +1,7 @@
 """How a refused caller waits.
 
 All waiters of one process for one key stand in a line. Only the head of the line asks the backend; it sleeps until
-it is rung: by a release in this process, by the process's one watcher thread, which hears or looks for releases in
+it is rung: by a release in this process, by the backend's one watcher thread, which hears or looks for releases in
 others, or by the fallback interval, which bounds what a lost wake-up costs. The others sleep until they are the head.
 """
 
@@ -45,7 +45,7 @@ class Line:
         self.bells: collections.deque[Bell] = collections.deque()
         #: When the head's call began that has not returned yet, on the local clock.
         self.calling_since: float | None = None
-        #: See to it that a waiter leaves who goes without a word, since an exception can strike anywhere.
+        #: Take a waiter out of the line that is gone without having left it: an exception can strike anywhere.
         self.places: dict[Bell, Dropped] = {}
 
     def at_head(self, bell: Bell) -> bool:

@@ -1,8 +1,8 @@
 """What a backend is: a few verbs, each one atomic operation at the storage.
 
-Policy (waiting, renewal, loss, transactions) is in ``lock.py``, once for all backends. A backend only knows how to
-grant, extend, end, show and remove holds. The verbs stand in every backend in the order in which they stand here,
-so that backends can be read side by side.
+Policy (waiting, renewal, loss, transactions) is in the modules above, ``policy.py`` first of all, once for all
+backends. A backend only knows how to grant, extend, end, show and remove holds. The verbs stand in every backend in
+the order in which they stand here, so that backends can be read side by side.
 
 Rules for every verb:
 

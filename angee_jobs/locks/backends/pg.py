@@ -55,7 +55,7 @@ _SLICE_SECONDS = 0.05
 # libpq's constants, here as integers so that this module can be imported without the driver.
 _CONNECTION_BAD = 1
 _POLLING_FAILED, _POLLING_READING, _POLLING_WRITING, _POLLING_OK = range(4)
-_TRANSACTION_IDLE, _TRANSACTION_ACTIVE = 0, 1
+_TRANSACTION_ACTIVE = 1
 _FATAL_ERROR = 7
 
 

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
 #: A request that was given up may still be carried out for so long, in milliseconds. Generous: it is about one that
-#: lies in the server's buffers, behind or before one that was sent later.
+#: lies in the server's buffers, and may be read after one that was sent later.
 GONE_MS = b"60000"
 #: So many unanswered requests are remembered. Each is released soon, so there are never many.
 UNANSWERED_MOST = 10_000
 #: How many holds one page of a list has.
 PAGE = 500
-#: What crashed holders left behind is removed after so many seconds, by every so-manieth release, should nobody reap.
+#: Should nobody reap: once in so many releases, what crashed holders left behind so many seconds ago is removed.
 LEFTOVER_SECONDS = 24 * 3600.0
 TIDY_EVERY = 1000
 

@@ -357,7 +357,7 @@ class PostgresTableLockBackend(TableLockBackend):
     # Inside.
 
     def _poll(self, seconds: float) -> Collection[str]:
-        """Look at all the keys that are waited for, until one is free or ``seconds`` are dead."""
+        """Look at all the keys that are waited for, until one is free or ``seconds`` are over."""
         end = clock.now() + seconds
         while (left := end - clock.now()) > 0:
             try:

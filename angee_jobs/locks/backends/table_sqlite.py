@@ -37,7 +37,7 @@ APPLICATION_ID = 0x616E6765  # "ange"
 VERSION = 1
 #: SQLite itself waits this long for another process's write before the deadline is looked at again, in ms.
 BUSY_MS = 50
-#: Free rows are removed when they have not been used for this many seconds, by every so-manieth release.
+#: Free rows that have not been used for this many seconds are removed, once in so many releases.
 IDLE_SECONDS = 60.0
 TIDY_EVERY = 1000
 #: A pass of the reaper that began so long ago was broken off, in seconds.
