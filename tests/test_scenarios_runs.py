@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.timeout(180)  # whole test runs, on a machine that may be busy
+
 INNER = Path(__file__).parent / "inner"
 TABLE = "angee_jobs.locks.TableLockBackend"
 
@@ -48,7 +50,7 @@ def run(database, *command, backend=TABLE):
     if backend:
         environment["INNER_BACKEND"] = backend
     done = subprocess.run(
-        [sys.executable, *command], cwd=INNER, env=environment, capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, *command], cwd=INNER, env=environment, capture_output=True, text=True, timeout=80, check=False
     )
     output = done.stdout + done.stderr
     assert done.returncode == 0, output
