@@ -32,7 +32,8 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
 
 from .locks.backends.base import BaseLockBackend
-from .locks.conf import DEFAULT_ALIAS, SETTING, in_test_run, lock_backends
+from .locks.conf import DEFAULT_ALIAS, SETTING, lock_backends
+from .locks.process import in_test_run
 
 #: A lease is renewed every third of its ttl: below this, a pause of a second loses it.
 SHORT_TTL = 3.0

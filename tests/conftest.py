@@ -188,12 +188,11 @@ def as_in_production(alias: str, request: pytest.FixtureRequest) -> Iterator[Non
         yield
         return
     from angee_jobs.locks import lock_backends
-    from angee_jobs.locks.backends import pg, pg_pool
+    from angee_jobs.locks.backends import pg_pool
 
     server = request.getfixturevalue("postgres")
     with contextlib.ExitStack() as stack:
-        for module in (pg, pg_pool):
-            stack.enter_context(mock.patch.object(module, "in_test_run", return_value=False))
+        stack.enter_context(mock.patch.object(pg_pool, "in_test_run", return_value=False))
         for statement in ("ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()"):
             server.query(statement)
         try:

@@ -27,16 +27,6 @@ DEFAULT_ALIAS = "default"
 _BUILT_IN = "angee_jobs.locks."
 
 
-def in_test_run() -> bool:
-    """Whether Django's test runner, or pytest-django, has set up its environment in this process.
-
-    There, an idle session would keep the test database from being dropped or cloned.
-    """
-    from django.test import utils
-
-    return hasattr(utils._TestState, "saved_data")
-
-
 def default_configuration() -> dict[str, Any]:
     """What serves without the setting: the best that the default database can do."""
     from django.db import connections

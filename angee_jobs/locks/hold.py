@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import clock, process
-from .backends.base import BaseLockBackend, Grant, to_datetime
+from .backends.base import BaseLockBackend, Grant, describe_holder, to_datetime
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -164,6 +164,15 @@ class Hold:
         """Whether the local clock says that it has ended, told or not."""
         now = clock.now()
         return now >= self.deadline or now >= self.latest_end
+
+    def give_up(self, deadline: float) -> bool:
+        """Free the lock at the storage, or leave it to nobody for as long as it is to be held; False if it was gone."""
+        left = self.keep_until - clock.now() if self.keep_until else 0.0
+        if left <= 0:
+            return self.backend.release(self.name, self.owner, deadline)
+        # The owner id that it gets is known to none.
+        holder = describe_holder("", left)
+        return self.backend.adopt(self.name, self.owner, new_owner_id(), left, holder, deadline) is not None
 
     @property
     def granted_at(self) -> datetime | None:

@@ -241,15 +241,7 @@ def finish_steps(hold: Hold) -> Steps[End | None]:
         renewer.forget(hold)
         now = clock.now()
         limit = min(now + VERB_SECONDS, max(hold.deadline, now + 0.25))
-        if now < hold.keep_until:
-            # It passes to nobody until then: the owner id that it gets is known to none.
-            nobody, left = new_owner_id(), hold.keep_until - now
-            grant: Grant | None = yield Call(
-                hold.backend.adopt, hold.name, hold.owner, nobody, left, describe_holder("", left), limit, hold=hold
-            )
-            released = grant is not None
-        else:
-            released = yield Call(hold.backend.release, hold.name, hold.owner, limit, hold=hold)
+        released = yield Call(hold.give_up, limit, hold=hold)
         if not released:
             hold.found_lost()
             renewer.tell_loss(hold, "the backend did not know it any more when it was released")

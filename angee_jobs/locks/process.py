@@ -7,10 +7,22 @@ using or closing it would disturb the parent. ``generation`` tells the two apart
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
+from typing import Any
 
 #: Goes up by one in every forked child.
 generation = 0
+
+
+def in_test_run() -> bool:
+    """Whether Django's test runner, or pytest-django, has set up its environment in this process.
+
+    There, an idle session would keep the test database from being dropped or cloned. Looked up where it is, so that
+    production does not import Django's test tools.
+    """
+    utils: Any = sys.modules.get("django.test.utils")
+    return utils is not None and hasattr(utils._TestState, "saved_data")
 
 
 def _count() -> None:

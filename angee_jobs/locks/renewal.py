@@ -23,9 +23,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from . import clock, process, signals
-from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, describe_holder
+from .backends.base import VERB_SECONDS, BaseLockBackend, Extension
 from .errors import LockBackendError
-from .hold import SESSION_WATCH_SECONDS, End, Hold, new_owner_id
+from .hold import SESSION_WATCH_SECONDS, End, Hold
 
 logger = logging.getLogger("angee_jobs.locks")
 
@@ -289,14 +289,8 @@ class Renewer:
     def _give_up(self, left: _Abandoned, patience: float) -> None:
         hold = left.hold
         left.later()
-        now = clock.now()
-        limit = now + min(VERB_SECONDS, patience)
         try:
-            if now < hold.keep_until:  # to be held for longer, if by nobody
-                kept = hold.keep_until - now
-                hold.backend.adopt(hold.name, hold.owner, new_owner_id(), kept, describe_holder("", kept), limit)
-            else:
-                hold.backend.release(hold.name, hold.owner, limit)
+            hold.give_up(clock.now() + min(VERB_SECONDS, patience))
         except Exception:
             if clock.now() - left.since > GIVE_UP_SECONDS:
                 self._abandoned.remove(left)
@@ -340,7 +334,7 @@ class Renewer:
                 continue
             self.forget(hold)
             try:
-                hold.backend.release(hold.name, hold.owner, min(limit, clock.now() + PROMPT_SECONDS))
+                hold.give_up(min(limit, clock.now() + PROMPT_SECONDS))
             except Exception:
                 logger.exception("The lock %s could not be released at exit", hold.name)
 

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from . import clock
 from .backends.base import VERB_SECONDS, BaseLockBackend, Grant
-from .conf import in_test_run
 from .errors import LockBackendError
+from .process import in_test_run
 from .renewal import Dropped, renewer
 from .steps import Bell, Call, Sleep, Steps, ThreadBell
 

@@ -19,7 +19,6 @@ import math
 import os
 import re
 import select
-import sys
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -95,12 +94,6 @@ class Request:
         self.owner = owner
         self.done = False
         self.results: list[PGresult] = []
-
-
-def in_test_run() -> bool:
-    """As in ``conf``, which stands above the backends; without importing Django's test tools where nobody did."""
-    utils: Any = sys.modules.get("django.test.utils")
-    return utils is not None and hasattr(utils._TestState, "saved_data")
 
 
 def wait_for(fd: int, seconds: float, *, reading: bool = True, writing: bool = False) -> bool:

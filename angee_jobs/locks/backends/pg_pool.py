@@ -16,7 +16,8 @@ from typing import Any, NoReturn
 
 from .. import clock, process
 from ..errors import LockBackendError
-from .pg import NoAnswer, Parameter, Row, Session, SessionLost, Statement, in_test_run
+from ..process import in_test_run
+from .pg import NoAnswer, Parameter, Row, Session, SessionLost, Statement
 from .pg_connect import database_name
 
 #: Sessions that were not used for this many seconds are closed.
