@@ -458,6 +458,7 @@ class PgBouncer(Server):
         self.port = port
         self.options = {
             "pool_mode": pool_mode,
+            "server_idle_timeout": "3",  # so that what a test left in the pool is gone soon
             "listen_port": port,
             "unix_socket_dir": self.directory,
             "auth_type": "trust",

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.skipif(missing is not None, reason=str(missing))
 
 @pytest.mark.parametrize("alias", ["redis", "django_redis"])
 def test_a_signal_handler_that_raises_leaves_everything_usable(valkey, alias):
+    clients = len(valkey.clients())  # with those of earlier tests of this process
     with Child("redis_waiter:interrupts", alias, "4") as child:
         interrupted, entered, held, idle = map(int, child.expect("done", timeout=30).split())
         assert interrupted > 50
@@ -23,7 +24,7 @@ def test_a_signal_handler_that_raises_leaves_everything_usable(valkey, alias):
         assert idle <= 4
         assert child.wait() == 0
     assert list(lock_backends.verbs(alias).list_held(soon())) == []
-    eventually(lambda: len(valkey.clients()) <= 2, what="no connection is left behind")
+    eventually(lambda: len(valkey.clients()) <= clients + 1, what="no connection is left behind")
 
 
 @pytest.mark.parametrize("alias", ["redis", "django_redis"])

@@ -77,6 +77,7 @@ class Waiters:
 
 
 def test_200_waiting_threads_cost_a_handful_of_commands_per_release(backend, valkey):
+    clients = len(valkey.clients())
     held = lock("crowd", backend="redis")
     assert held.acquire()
     waiters = Waiters("crowd", 200)
@@ -88,7 +89,7 @@ def test_200_waiting_threads_cost_a_handful_of_commands_per_release(backend, val
     used = commands(valkey) - before
     # Of a script, the commands that it runs are counted too: a hand-over is about five scripts.
     assert used / 200 < 60
-    assert len(valkey.clients()) < 20
+    assert len(valkey.clients()) < clients + 20
 
 
 def test_what_a_release_costs_while_nobody_gets_the_lock(backend, valkey):

@@ -86,7 +86,7 @@ def test_s39_in_a_test_run_no_session_is_left_when_nothing_is_held(postgres):
     key = f"leftovers-{time.monotonic_ns()}"
     with lock(key, backend=ALIAS):
         assert lock(key, backend=ALIAS).acquire(timeout=0.2) is False
-    eventually(lambda: of_the_locks(postgres) == [], 2)
+    eventually(lambda: of_the_locks(postgres) == [], 10)
 
 
 class FakedClock(ContractCase):

@@ -80,6 +80,8 @@ def acquire_steps(
         limit = began + VERB_SECONDS if not wait else began + min(wait, VERB_SECONDS)
         grant: Grant | None = None
         if isinstance(backend, HandleBackend):
+            if room.bindings:
+                yield Call(settle)
             grant = yield from _handle_steps(backend, hold, wait, make_bell())
             wait = None
         elif not wait or name not in room.lines:  # a newcomer who will wait does not overtake those who do

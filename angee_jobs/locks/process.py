@@ -22,7 +22,7 @@ def in_test_run() -> bool:
     production does not import Django's test tools.
     """
     utils: Any = sys.modules.get("django.test.utils")
-    return utils is not None and hasattr(utils._TestState, "saved_data")
+    return hasattr(getattr(utils, "_TestState", None), "saved_data")  # also while it is being imported
 
 
 def _count() -> None:

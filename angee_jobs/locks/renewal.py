@@ -258,6 +258,10 @@ class Renewer:
             return
         sent = clock.now()
         limit = min(min(hold.deadline for hold in holds), sent + patience)
+        if patience > PROMPT_SECONDS:
+            # On a thread of its own, with trouble before: what comes too late for the most pressing hold may come in
+            # time for the others.
+            limit = max(limit, sent + PROMPT_SECONDS)
         try:
             extended = set(backend.extend([Extension(hold.name, hold.owner, hold.next_ttl()) for hold in holds], limit))
         except LockBackendError as error:

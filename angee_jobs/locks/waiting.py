@@ -8,6 +8,7 @@ others, or by the fallback interval, which bounds what a lost wake-up costs. The
 from __future__ import annotations
 
 import collections
+import contextlib
 import functools
 import logging
 import threading
@@ -87,18 +88,20 @@ class WaitingRoom:
         """Leave the line, wherever one stands in it; harmless if one does not."""
         with self._mutex:
             line = self.lines.get(name)
-            if line is None or line.places.pop(bell, None) is None:
+            if line is None or bell not in line.places:
                 return
-            was_head = line.at_head(bell)
-            if bell in line.bells:
+            # Each step may be the last one before an exception strikes; then this is called again, and does the rest.
+            if line.at_head(bell):
+                line.calling_since = None
+            with contextlib.suppress(ValueError):
                 line.bells.remove(bell)
-            if not line.bells:
-                del self.lines[name]
+            if line.bells:
+                line.bells[0].ring()
+            else:
+                self.lines.pop(name, None)
                 if not self.lines and in_test_run():  # at once, or its session keeps the test database from going
                     self.backend.stop_watching()
-            elif was_head:
-                line.calling_since = None
-                line.bells[0].ring()
+            line.places.pop(bell, None)
 
     def changed(self, name: str | None) -> None:
         """``name`` may have come free; None: any of them."""

@@ -19,6 +19,7 @@ import contextlib
 import hashlib
 import json
 import os
+import queue
 import sqlite3
 import threading
 import time
@@ -37,6 +38,8 @@ APPLICATION_ID = 0x616E6765  # "ange"
 VERSION = 1
 #: SQLite itself waits this long for another process's write before the deadline is looked at again, in ms.
 BUSY_MS = 50
+#: What SQLite says, having done nothing, when somebody put another file in the place of the one that is open.
+REPLACED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_READONLY_DBMOVED)
 #: Free rows that have not been used for this many seconds are removed, once in so many releases.
 IDLE_SECONDS = 60.0
 TIDY_EVERY = 1000
@@ -141,7 +144,8 @@ class SqliteTableLockBackend(TableLockBackend):
         self._reaped_to, self._pass_began = "", 0.0
         self._quiet_since = 0.0
         self._seen_version = 0
-        self._stop = threading.Event()
+        # Not an Event, which is Python: a signal handler's exception inside it leaves its lock taken.
+        self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
         _instances.add(self)
 
     # The file.
@@ -215,15 +219,20 @@ class SqliteTableLockBackend(TableLockBackend):
 
     def _run(self, deadline: float, work: Callable[[sqlite3.Connection], T]) -> T:
         """Run ``work`` on the connection, again while another process keeps the file busy, until the deadline."""
+        reopened = False
         while True:
             # Not acquire() with a timeout: an exception of a signal handler between it and a try would lock us out.
             with self._mutex:
                 try:
                     return work(self._connect())
                 except sqlite3.Error as error:
-                    busy = getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+                    code = getattr(error, "sqlite_errorcode", 0)
+                    busy = code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
                     if not busy:
-                        self.close()  # whatever is wrong with the file, the next verb looks at it anew
+                        self.close()  # whatever is wrong with the file, it is looked at anew
+                        if code in REPLACED and not reopened:
+                            reopened = True
+                            continue
                     if not busy or clock.now() >= deadline:
                         raise LockBackendError(
                             f"The lock file {self.path() or 'in memory'} cannot be used: {error}"
@@ -326,7 +335,7 @@ class SqliteTableLockBackend(TableLockBackend):
         """Watch ``PRAGMA data_version``, which goes up when another connection has written."""
         now = clock.now()
         end = now + seconds
-        while now < end and not self._stop.is_set():
+        while now < end:
             version = self._run(
                 now + seconds, lambda connection: connection.execute("PRAGMA data_version").fetchone()[0]
             )
@@ -335,13 +344,14 @@ class SqliteTableLockBackend(TableLockBackend):
                 self._quiet_since = now
                 return None
             pause = min(max((now - self._quiet_since) * POLL_SHARE, POLL_FASTEST), POLL_SLOWEST)
-            self._stop.wait(min(pause, end - now))
+            with contextlib.suppress(queue.Empty):
+                self._stop.get(timeout=max(0.0, min(pause, end - now)))
+                return ()
             now = clock.now()
-        self._stop.clear()
         return ()
 
     def stop_watching(self) -> None:
-        self._stop.set()
+        self._stop.put(None)
 
     def close(self) -> None:
         """Close the file; leases need no connection, and the next verb opens it again.
