@@ -41,16 +41,14 @@ class Bare(Contender):
     def of_thread(self) -> Contender:
         return type(self)()  # a connection of its own
 
-    def blocks(self, key: str, until: float) -> int:
-        return self.pairs(key, until)
+    def blocks(self, key: str, times: int) -> None:
+        self.pairs(key, times)
 
-    def pairs(self, key: str, until: float) -> int:
-        acquire, release, now, count = self.acquire, self.release, time.perf_counter, 0
-        while now() < until:
+    def pairs(self, key: str, times: int) -> None:
+        acquire, release = self.acquire, self.release
+        for _ in range(times):
             if not acquire(key) or not release(key):
                 raise Void(f"refused {key} that nobody holds, or lost it")
-            count += 1
-        return count
 
 
 class BareSqlite(Bare):

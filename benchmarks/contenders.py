@@ -8,7 +8,6 @@ for the bare statements, which are not slowed down by a context manager.
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -50,48 +49,40 @@ class Contender:
 
     # The loops.
 
-    def blocks(self, key: str, until: float) -> int:
-        """How many blocks are entered and left until that moment."""
-        make, now, count = self.block(key), time.perf_counter, 0
+    def blocks(self, key: str, times: int) -> None:
+        """Enter and leave so many blocks."""
+        make = self.block(key)
         if self.tells:
-            while now() < until:
+            for _ in range(times):
                 with make() as acquired:
                     if not acquired:
                         raise Void(f"refused {key} that nobody holds")
-                count += 1
-            return count
-        while now() < until:
+            return
+        for _ in range(times):
             with make():
-                count += 1
-        return count
+                pass
 
-    def pairs(self, key: str, until: float) -> int:
-        """How many times it is acquired and released."""
-        take, now, count = self.take, time.perf_counter, 0
-        while now() < until:
+    def pairs(self, key: str, times: int) -> None:
+        """Acquire and release so many times."""
+        take = self.take
+        for _ in range(times):
             give = take(key)
             if give is None or not give():
                 raise Void(f"refused {key} that nobody holds, or lost it")
-            count += 1
-        return count
 
-    def refused(self, key: str, until: float) -> int:
-        """How many times a try is refused."""
-        take, now, count = self.take, time.perf_counter, 0
-        while now() < until:
+    def refused(self, key: str, times: int) -> None:
+        """Be refused so many times."""
+        take = self.take
+        for _ in range(times):
             if take(key) is not None:
                 raise Void(f"took {key} that somebody else holds")
-            count += 1
-        return count
 
-    def asked(self, key: str, until: float) -> int:
-        """How many times it is asked whether somebody holds it, which is so."""
-        is_held, now, count = self.is_held, time.perf_counter, 0
-        while now() < until:
+    def asked(self, key: str, times: int) -> None:
+        """Ask so many times whether somebody holds it, which is so."""
+        is_held = self.is_held
+        for _ in range(times):
             if not is_held(key):
                 raise Void(f"{key} is held, and the answer was that it is not")
-            count += 1
-        return count
 
 
 class Ours(Contender):

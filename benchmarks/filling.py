@@ -43,7 +43,7 @@ def _fill_postgres(names: list[str], holder: str, seconds: float) -> None:
 
     from angee_jobs.locks.keys import name_digest
 
-    end = time.strftime("%Y-%m-%d %H:%M:%S+00", time.gmtime(time.time() + (seconds if seconds > 1 else -3)))
+    end = time.strftime("%Y-%m-%d %H:%M:%S+00", time.gmtime(time.time() + (seconds if seconds > 1 else -100)))
     now = time.strftime("%Y-%m-%d %H:%M:%S+00", time.gmtime())
     columns = "digest, name, owner, holder, acquired_at, expires_at, fencing_token"
     with connections["postgres"].cursor() as cursor:

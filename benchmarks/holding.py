@@ -138,7 +138,7 @@ def growth(storages: list[str], running: Servers, say: Say, rounds: int = 4) -> 
                     for name in in_turn(names, number):
                         worker = ours if name == names[0] else bare
                         done = worker.ask("loop", form="pairs", key="bench-growth", seconds=0.4)
-                        rates[name] = done["count"] / done["seconds"]
+                        rates[name] = done["rate"]
                     costs.setdefault(count, []).append(rates[names[1]] / rates[names[0]])
             for each, count in zip(series, LEASES[1:], strict=False):
                 for cost in costs[count]:
@@ -151,7 +151,7 @@ def growth(storages: list[str], running: Servers, say: Say, rounds: int = 4) -> 
 
 def _reap(worker: Worker, count: int) -> float:
     """Milliseconds for each thousand."""
-    worker.ask("fill", first=10**6, count=count, seconds=0.05)
+    worker.ask("fill", first=10 * count, count=count, seconds=0.05)
     time.sleep(0.2)
     done: dict[str, Any] = worker.ask("reap")
     ensure(done["removed"] == count, f"{done['removed']} were reaped, and {count} had expired")

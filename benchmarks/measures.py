@@ -74,7 +74,7 @@ def _slice(worker: Worker, other: Worker, form: str, seconds: float) -> float:
     else:
         done = worker.ask("loop", form={"block": "blocks"}.get(form, form), key=key, seconds=seconds)
     assert_excludes(witness, worker, key)
-    return done["count"] / done["seconds"]
+    return done["rate"]
 
 
 def hand_over(workers: Crew, rounds: int, samples: int, say: Say) -> list[Series]:

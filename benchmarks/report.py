@@ -167,7 +167,7 @@ def table(columns: list[tuple[Series, str]]) -> list[str]:
         storage, _, name = contender.partition("/")
         cells = [STORAGE_NAMES.get(storage, storage), "**angee_jobs**" if name == "angee_jobs" else name]
         if contender in first.void:
-            lines.append(f"| {' | '.join(cells)} | void: {first.void[contender].partition(': ')[2]} |")
+            lines.append(f"| {' | '.join(cells)} | void: {_reason(first.void[contender])} |")
             continue
         ratio, goal = ratios.get(f"{first.measure}/{contender}"), GOALS.get(f"{first.measure}/{contender}")
         cells.append(_median(first, contender))
@@ -177,6 +177,11 @@ def table(columns: list[tuple[Series, str]]) -> list[str]:
         cells += [_median(series, contender) for series, _ in columns[1:]]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
+
+
+def _reason(void: str) -> str:
+    line = void.partition(": ")[2] or void
+    return line.splitlines()[0].replace("|", "/") if line else ""
 
 
 def _median(series: Series, contender: str) -> str:
@@ -214,6 +219,8 @@ How it is measured:
 - Rounds are interleaved: in each, all contenders have their turn, in changing order and after a warm-up. What is shown
   is the median over the rounds, with the first and third quartile. **A ratio is taken within each round**, where
   whatever disturbs the machine disturbs all alike, and is greater than 1 where angee_jobs is better.
+- What one thread does is timed in batches of about 2 ms, and the median batch counts, so that the time which the
+  system gives to other programs does not. Everything else is counted over the whole time.
 - "bare" is the limit: the two shortest statements that exclude, through the driver, without context manager, owner
   check, fencing token or renewal. On PostgreSQL both of its commits are durable, the server's default.
 - The others run as they come: with their own way to wait, and with auto-extension on in blocks where they have any.

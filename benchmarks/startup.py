@@ -18,7 +18,7 @@ _ENTER = (
 _FLEXIQ = 'from benchmarks.contenders import CONTENDERS; exec(\'with CONTENDERS["{}"]().block("first")(): pass\')'
 IMPORTS = {
     "process/angee_jobs": "import angee_jobs.locks",
-    "process/Django, which that imports": "import django.db, django.dispatch, django.conf",
+    "process/Django's models, which that imports": "import django.db.models",
     "process/flexiq": "import flexiq",
 }
 

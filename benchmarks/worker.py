@@ -8,10 +8,12 @@ All moments are on ``time.monotonic``, which the processes of a machine share.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import random
 import resource
+import statistics
 import sys
 import threading
 import time
@@ -22,6 +24,10 @@ from benchmarks.contenders import CONTENDERS, Contender, Ours, Void, ensure
 
 #: Of the polite contention: how long somebody waits at most, holds, and pauses between.
 POLITE_WAIT, POLITE_HOLD, POLITE_PAUSE = 10.0, 0.001, (0.005, 0.015)
+
+
+#: About how long a batch of a timed loop is to take.
+BATCH_SECONDS = 0.002
 
 
 class Tasks:
@@ -36,12 +42,21 @@ class Tasks:
     # Loops.
 
     def loop(self, form: str, key: str, seconds: float) -> dict[str, float]:
-        """Run one of the contender's loops: how often, in which time, with how much of the processor."""
-        work = getattr(self._contender, form)
-        work(key, time.perf_counter() + min(0.05, seconds / 5))  # warm
-        started, used = time.perf_counter(), time.process_time()
-        count = work(key, started + seconds)
-        return {"count": count, "seconds": time.perf_counter() - started, "cpu": time.process_time() - used}
+        """Run one of the contender's loops in small batches: how often a second, in the median batch.
+
+        Not the mean: where other programs run as well, that says mostly how much of the processor they take.
+        """
+        work = functools.partial(getattr(self._contender, form), key)
+        times, took = 1, _seconds(work, 1)
+        warm = time.perf_counter() + seconds / 4
+        while time.perf_counter() < warm:
+            took = _seconds(work, times)
+            times = max(1, round(times * min(4.0, BATCH_SECONDS / took)))
+        batches = []
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end or len(batches) < 3:
+            batches.append(_seconds(work, times))
+        return {"rate": times / statistics.median(batches), "batches": len(batches)}
 
     def threads(self, form: str, key: str, seconds: float, threads: int) -> dict[str, float]:
         """The same loop in several threads, each on a key of its own."""
@@ -52,9 +67,12 @@ class Tasks:
             try:
                 contender = self._contender.of_thread()
                 work, mine = getattr(contender, form), f"{key}-{index}"
-                work(mine, time.perf_counter() + 0.03)
+                work(mine, 3)
                 ready.wait(30)
-                counts[index] = work(mine, time.perf_counter() + seconds)
+                end = time.perf_counter() + seconds
+                while time.perf_counter() < end:
+                    work(mine, 1)
+                    counts[index] += 1
             except BaseException as error:
                 failures.append(repr(error))
                 ready.abort()
@@ -64,11 +82,11 @@ class Tasks:
             each.start()
         with contextlib.suppress(threading.BrokenBarrierError):
             ready.wait(30)
-        started, used = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
         for each in running:
             each.join()
         ensure(not failures, f"threads failed: {failures[:1]}")
-        return {"count": sum(counts), "seconds": time.perf_counter() - started, "cpu": time.process_time() - used}
+        return {"rate": sum(counts) / (time.perf_counter() - started)}
 
     # To show that a lock excludes.
 
@@ -211,6 +229,12 @@ class Tasks:
         for each in self._waiting:
             each.join()
         return {"spans": self._spans, "failed": self._failed, "cpu": time.process_time() - used}
+
+
+def _seconds(work: Callable[[int], None], times: int) -> float:
+    started = time.perf_counter()
+    work(times)
+    return time.perf_counter() - started
 
 
 def _memory() -> int:
