@@ -41,6 +41,9 @@ SHORT_TTL = 3.0
 LONG_TTL = 3600.0
 
 
+HINT = f'Write {SETTING} as CACHES: {{"default": {{"BACKEND": "angee_jobs.locks.TableLockBackend", "OPTIONS": {{}}}}}}.'
+
+
 def _backends() -> Iterator[BaseLockBackend]:
     """The backends that can be made and are of our kind; of the others :func:`check_lock_backends` tells."""
     return (backend for _, backend in _all_backends([]) if isinstance(backend, BaseLockBackend))
@@ -66,7 +69,7 @@ def _all_backends(problems: list[CheckMessage]) -> Iterator[tuple[str, Any]]:
             backend = lock_backends[alias]
         except ImproperlyConfigured as error:
             what, _, hint = str(error).partition(". ")
-            problems.append(Error(what, hint=hint or None, id="angee_jobs.E001"))
+            problems.append(Error(what, hint=hint or HINT, id="angee_jobs.E001"))
         else:
             yield alias, backend
 

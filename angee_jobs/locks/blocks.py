@@ -113,6 +113,17 @@ class task_lock:
         await self._lock._aleave(exc)
 
 
+def _body(function: Any) -> Any:
+    """The function whose code a call of ``function`` runs, be that a partial or an object with ``__call__``."""
+    if not callable(function):
+        raise TypeError(f"@locked decorates functions, and {function!r} is none")
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function) and not isinstance(function, type):
+        function = type(function).__call__
+    return function
+
+
 def locked(
     key: LockKey | str | Callable[..., LockKey | str],
     *,
@@ -137,10 +148,11 @@ def locked(
         lock(key, **options)  # a bad key or option is an error where it is written, not at the first call
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
-        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        body = _body(function)
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise TypeError(
-                f"@locked cannot decorate the generator function {function.__qualname__}: its body runs after the "
-                f"call has returned. Put the block into its body."
+                f"@locked cannot decorate the generator function {function!r}: its body runs after the call has "
+                f"returned. Put the block into its body."
             )
         # The refusal of this call's own lock is a bool here, so that one which the body raises passes through.
         form = lock if on_refused == "raise" else task_lock
@@ -148,12 +160,12 @@ def locked(
         def block(*args: Any, **kwargs: Any) -> Any:
             return form(key(*args, **kwargs) if callable(key) else key, **options)
 
-        if inspect.iscoroutinefunction(function):
+        if inspect.iscoroutinefunction(body):
 
             @functools.wraps(function)
             async def acall(*args: P.args, **kwargs: P.kwargs) -> Any:
                 async with block(*args, **kwargs) as acquired:
-                    return await function(*args, **kwargs) if acquired else None
+                    return await cast("Any", function)(*args, **kwargs) if acquired else None
 
             return cast("Callable[P, R]", acall)
 

@@ -125,7 +125,7 @@ def _bounded_wait(connection: BaseDatabaseWrapper, timeout: float) -> Iterator[N
     with contextlib.closing(raw.cursor()) as cursor:
         cursor.execute(read)
         before = cursor.fetchone()[0]
-        limit = max(1, round(timeout * units))
+        limit = max(1, round(min(timeout * units, 2**30)))  # as long as any of them can wait
         put(str(limit) if connection.vendor == "postgresql" else limit)
         try:
             yield

@@ -60,6 +60,10 @@ class Lock(Enterable):
         self._hold: Hold | None = None
         super().__init__()
 
+    def __reduce_ex__(self, protocol: object) -> Any:
+        # Two objects would have one hold.
+        raise TypeError("A Lock cannot be copied or pickled. To hand its hold to another process, use detach().")
+
     # Taking and giving up.
 
     def acquire(self, timeout: Seconds | None = None) -> bool:

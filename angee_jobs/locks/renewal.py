@@ -380,6 +380,8 @@ class _Dispatcher:
                 continue
             try:
                 signals.tell(signals.lock_lost, **loss)
+            except BaseException:  # a receiver that wants to end the process ends neither this thread nor that
+                logger.exception("A receiver of lock_lost raised what no receiver should")
             finally:
                 connections.close_all()
 

@@ -68,7 +68,7 @@ PRAGMA application_id = {APPLICATION_ID};
 _ACQUIRE = """
 INSERT INTO lock VALUES (
     ?3, ?4, ?5, ?1, ?6, ?2 + ?7,
-    max(CAST(?6 * 1000000 AS INTEGER), (SELECT fencing_token FROM floor) + 1)
+    max(CAST(?6 * 1000000 AS INTEGER), coalesce((SELECT fencing_token FROM floor), 0) + 1)
 )
 ON CONFLICT (name) DO UPDATE SET
     owner = excluded.owner, holder = excluded.holder, boot = excluded.boot, acquired_at = excluded.acquired_at,
@@ -108,6 +108,14 @@ _RAISE_FLOOR = "UPDATE floor SET fencing_token = max(fencing_token, ?)"
 T = TypeVar("T")
 
 
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _boot() -> str:
     """What tells this boot of this machine from any other; empty where the clock is the wall clock."""
     try:
@@ -140,6 +148,7 @@ class SqliteTableLockBackend(TableLockBackend):
         self._mutex = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._opened_for = ""
+        self._file: tuple[str, tuple[int, int] | None] | None = None
         self._until_tidy = TIDY_EVERY
         self._reaped_to, self._pass_began = "", 0.0
         self._quiet_since = 0.0
@@ -176,7 +185,7 @@ class SqliteTableLockBackend(TableLockBackend):
     def _connect(self) -> sqlite3.Connection:
         """The open connection to the file that the database's name asks for now (a test run changes it)."""
         database = self._database()
-        if self._connection is not None and self._opened_for == database:
+        if self._connection is not None and self._opened_for == database and self._in_place():
             return self._connection
         self.close()
         path = self.path()
@@ -193,7 +202,15 @@ class SqliteTableLockBackend(TableLockBackend):
                 connection.close()
             raise
         self._connection, self._opened_for = connection, database
+        self._file = (path, _identity(path)) if path else None
         return connection
+
+    def _in_place(self) -> bool:
+        """Whether the open file is still the one that others find: it may have been deleted, or put back from a copy.
+
+        What it holds is lost then, since another process would not see it.
+        """
+        return self._file is None or _identity(self._file[0]) == self._file[1]
 
     def _prepare(self, connection: sqlite3.Connection, path: str, database: str) -> None:
         """Make the tables in a new file; refuse one that is not ours."""
