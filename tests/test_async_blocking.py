@@ -19,7 +19,7 @@ def test_nothing_blocks_the_loop(alias, caplog):
 
     async def main():
         loop = asyncio.get_running_loop()
-        loop.slow_callback_duration = 0.1
+        loop.slow_callback_duration = 0.5
         longest = 0.0
         stop = asyncio.Event()
 
@@ -31,7 +31,7 @@ def test_nothing_blocks_the_loop(alias, caplog):
                 longest = max(longest, time.monotonic() - before)
 
         pulsing = asyncio.create_task(pulse())
-        with slow_backend(alias, 0.3):  # no verb may run on the loop: with this it would show
+        with slow_backend(alias, 0.6):  # no verb may run on the loop: with this it would show
             async with make(other, alias) as held:
                 await held.aextend()
                 await held.ainfo()
@@ -46,7 +46,7 @@ def test_nothing_blocks_the_loop(alias, caplog):
     longest_when_slow = run(main(), debug=True)
     slow = [record.getMessage() for record in caplog.records if "took" in record.getMessage()]
     assert not [text for text in slow if "Executing" in text], slow
-    assert longest_when_slow < 0.29
+    assert longest_when_slow < 0.59
 
 
 @contextlib.contextmanager

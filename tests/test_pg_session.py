@@ -156,13 +156,14 @@ def test_the_name_of_the_database_is_read_for_each_connection(postgres, in_produ
 
 
 def test_connecting_has_a_deadline(postgres):
+    before = set(pg._sessions)  # those of earlier tests
     with postgres.hanging():
         started = time.monotonic()
         with pytest.raises(NoAnswer) as caught:
             Session("postgres", within(0.3))
-        assert 0.2 < time.monotonic() - started < 0.8
+        assert 0.2 < time.monotonic() - started < 1.0
         assert not caught.value.sent
-    assert not pg._sessions
+    assert not set(pg._sessions) - before
 
 
 def test_an_answer_that_is_late_is_read_before_the_next_request(session):
