@@ -190,6 +190,8 @@ def test_thousands_of_deadlines_of_a_millisecond(session):
     late = 0
     for number in range(3000):
         try:
+            if number % 50 == 0:  # late for certain, on however fast a machine
+                session.execute(SLEEP, [0.02], within(0.001))
             assert session.execute(ECHO, [number], within(0.0001 * (number % 10)))[0][0] == str(number).encode()
         except NoAnswer:
             late += 1
