@@ -598,7 +598,9 @@ def test_waiting_keeps_no_snapshot_and_writes_no_log(direct, postgres, in_produc
         other.stop_watching()
         other._session.pool.slots[0].drop()
     assert direct.release(NAME, owner, within())
-    log = [line for line in postgres.log(size).splitlines() if "checkpoint" not in line]
+    # A checkpoint is the server's own, and a client that is gone is one of an earlier test.
+    others = ("checkpoint", "could not send data to client", "connection to client lost")
+    log = [line for line in postgres.log(size).splitlines() if not any(each in line for each in others)]
     assert log == []
 
 
