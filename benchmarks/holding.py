@@ -95,7 +95,7 @@ def _waiters(storages: list[str], running: Servers, say: Say, count: int = 1000)
             holder = waiting if contender.startswith("process/") else other
             holder.ask("enter", key="bench-waiters")
             waiting.ask("waiters", key="bench-waiters", count=count, timeout=60)
-            waiting.ask("idle", seconds=2.0)
+            waiting.ask("idle", seconds=5.0)  # until all of them stand in line
             before = requests(running, contender)
             idle = waiting.ask("idle", seconds=4.0)
             after = requests(running, contender)

@@ -18,8 +18,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import operator
 import os
 import queue
+import re
 import sqlite3
 import threading
 import time
@@ -64,8 +66,23 @@ INSERT INTO floor VALUES (0);
 PRAGMA user_version = {VERSION};
 PRAGMA application_id = {APPLICATION_ID};
 """
-# The parameters ?1 and ?2 are in every statement the boot and the time of this machine, by its clock.
-_ACQUIRE = """
+
+
+class _Statement:
+    """SQL with numbered parameters; ?1 and ?2 are in each the boot and the time of this machine, by its clock.
+
+    SQLite is given plain ones, since Python 3.12.0 to 3.12.3 take a number for a name, and warn at every call.
+    """
+
+    def __init__(self, numbered: str) -> None:
+        self.sql = re.sub(r"\?\d+", "?", numbered)
+        self._pick = operator.itemgetter(*(int(number) - 1 for number in re.findall(r"\?(\d+)", numbered)))
+
+    def __call__(self, connection: sqlite3.Connection, *parameters: Any) -> sqlite3.Cursor:
+        return connection.execute(self.sql, self._pick((_BOOT, _now(), *parameters)))
+
+
+_ACQUIRE = _Statement("""
 INSERT INTO lock VALUES (
     ?3, ?4, ?5, ?1, ?6, ?2 + ?7,
     max(CAST(?6 * 1000000 AS INTEGER), coalesce((SELECT fencing_token FROM floor), 0) + 1)
@@ -75,8 +92,8 @@ ON CONFLICT (name) DO UPDATE SET
     expires = excluded.expires, fencing_token = max(excluded.fencing_token, lock.fencing_token + 1)
 WHERE lock.expires <= ?2 OR lock.boot <> ?1
 RETURNING fencing_token
-"""
-_EXTEND = """
+""")
+_EXTEND = _Statement("""
 UPDATE lock SET expires = max(expires, ?2 + batch.ttl)
 FROM (
     SELECT json_extract(value, '$[0]') AS name, json_extract(value, '$[1]') AS owner, json_extract(value, '$[2]') AS ttl
@@ -84,25 +101,29 @@ FROM (
 ) AS batch
 WHERE lock.name = batch.name AND lock.owner = batch.owner AND lock.expires > ?2 AND lock.boot = ?1
 RETURNING owner
-"""
+""")
 _FREE = "owner = '', holder = '', expires = ?2"
-_RELEASE = f"UPDATE lock SET {_FREE} WHERE name = ?3 AND owner = ?4 AND expires > ?2 AND boot = ?1"
-_ADOPT = """
+_RELEASE = _Statement(f"UPDATE lock SET {_FREE} WHERE name = ?3 AND owner = ?4 AND expires > ?2 AND boot = ?1")
+_FORCE_RELEASE = _Statement(f"UPDATE lock SET {_FREE} WHERE name = ?3")
+_ADOPT = _Statement("""
 UPDATE lock SET owner = ?5, holder = ?6, expires = ?2 + ?7
 WHERE name = ?3 AND owner = ?4 AND expires > ?2 AND boot = ?1
 RETURNING fencing_token, acquired_at
-"""
+""")
 _RECORD = "SELECT name, holder, acquired_at, expires - ?2, fencing_token, boot = ?1 FROM lock"
-_INSPECT = f"{_RECORD} WHERE name = ?3 AND expires > ?2 AND boot = ?1"
-_HELD = f"{_RECORD} WHERE name > ?3 AND expires > ?2 AND boot = ?1 ORDER BY name LIMIT ?4"
+_INSPECT = _Statement(f"{_RECORD} WHERE name = ?3 AND expires > ?2 AND boot = ?1")
+_HELD = _Statement(f"{_RECORD} WHERE name > ?3 AND expires > ?2 AND boot = ?1 ORDER BY name LIMIT ?4")
 _EXPIRED = "owner <> '' AND (expires <= ?2 - ?3 OR boot <> ?1)"
-_LIST_EXPIRED = f"{_RECORD} WHERE {_EXPIRED} AND name > ?4 ORDER BY name LIMIT ?5"
-_REMAINING = "SELECT expires - ?2 FROM lock WHERE name = ?3 AND expires > ?2 AND boot = ?1"
+_LIST_EXPIRED = _Statement(f"{_RECORD} WHERE {_EXPIRED} AND name > ?4 ORDER BY name LIMIT ?5")
+_REMAINING = _Statement("SELECT expires - ?2 FROM lock WHERE name = ?3 AND expires > ?2 AND boot = ?1")
 _IDLE = "owner = '' AND (expires <= ?2 - ?3 OR boot <> ?1)"
-_REMOVE = """
-DELETE FROM lock WHERE name IN (SELECT name FROM lock WHERE {which} AND name > ?5 ORDER BY name LIMIT ?4)
-RETURNING name, fencing_token
-"""
+_REMOVE_EXPIRED, _REMOVE_IDLE = (
+    _Statement(f"""
+    DELETE FROM lock WHERE name IN (SELECT name FROM lock WHERE {which} AND name > ?5 ORDER BY name LIMIT ?4)
+    RETURNING name, fencing_token
+    """)
+    for which in (_EXPIRED, _IDLE)
+)
 _RAISE_FLOOR = "UPDATE floor SET fencing_token = max(fencing_token, ?)"
 
 T = TypeVar("T")
@@ -255,11 +276,11 @@ class SqliteTableLockBackend(TableLockBackend):
                             f"The lock file {self.path() or 'in memory'} cannot be used: {error}"
                         ) from error
 
-    def _rows(self, deadline: float, statement: str, *parameters: Any) -> list[Any]:
-        return self._run(deadline, lambda connection: _execute(connection, statement, *parameters).fetchall())
+    def _rows(self, deadline: float, statement: _Statement, *parameters: Any) -> list[Any]:
+        return self._run(deadline, lambda connection: statement(connection, *parameters).fetchall())
 
-    def _row(self, deadline: float, statement: str, *parameters: Any) -> Any:
-        return self._run(deadline, lambda connection: _execute(connection, statement, *parameters).fetchone())
+    def _row(self, deadline: float, statement: _Statement, *parameters: Any) -> Any:
+        return self._run(deadline, lambda connection: statement(connection, *parameters).fetchone())
 
     # The verbs.
 
@@ -274,11 +295,11 @@ class SqliteTableLockBackend(TableLockBackend):
         return [owners[row[0]] for row in self._rows(deadline, _EXTEND, json.dumps(batch))]
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
-        released = self._run(deadline, lambda connection: _execute(connection, _RELEASE, name, _digest(owner)).rowcount)
+        released = self._run(deadline, lambda connection: _RELEASE(connection, name, _digest(owner)).rowcount)
         self._until_tidy -= 1
         if self._until_tidy <= 0:
             self._until_tidy = TIDY_EVERY
-            self._remove(_IDLE, IDLE_SECONDS, 2 * TIDY_EVERY, deadline)
+            self._remove(_REMOVE_IDLE, IDLE_SECONDS, 2 * TIDY_EVERY, deadline)
         return released == 1
 
     def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
@@ -295,7 +316,7 @@ class SqliteTableLockBackend(TableLockBackend):
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
         return self._pages(deadline, _LIST_EXPIRED, grace)
 
-    def _pages(self, deadline: float, statement: str, *parameters: Any) -> Iterator[Record]:
+    def _pages(self, deadline: float, statement: _Statement, *parameters: Any) -> Iterator[Record]:
         """Page by page, so that a slow reader keeps no snapshot of the file."""
         after = ""
         while rows := self._rows(deadline, statement, *parameters, after, 1000):
@@ -308,18 +329,20 @@ class SqliteTableLockBackend(TableLockBackend):
         # what had expired when it began; one that was broken off long ago is followed by another.
         if not self._reaped_to:
             self._pass_began = clock.now()
-        removed, self._reaped_to = self._remove(_EXPIRED, grace, batch_size, deadline, self._reaped_to)
+        removed, self._reaped_to = self._remove(_REMOVE_EXPIRED, grace, batch_size, deadline, self._reaped_to)
         if removed < batch_size and clock.now() - self._pass_began > PASS_SECONDS:
-            more, self._reaped_to = self._remove(_EXPIRED, grace, batch_size - removed, deadline)
+            more, self._reaped_to = self._remove(_REMOVE_EXPIRED, grace, batch_size - removed, deadline)
             removed += more
         if removed < batch_size:
             self._reaped_to = ""
             half, idle = (clock.now() + deadline) / 2, max(grace, IDLE_SECONDS)
-            while self._remove(_IDLE, idle, batch_size, deadline)[0] == batch_size and clock.now() < half:
+            while self._remove(_REMOVE_IDLE, idle, batch_size, deadline)[0] == batch_size and clock.now() < half:
                 pass
         return removed
 
-    def _remove(self, which: str, age: float, limit: int, deadline: float, after: str = "") -> tuple[int, str]:
+    def _remove(
+        self, statement: _Statement, age: float, limit: int, deadline: float, after: str = ""
+    ) -> tuple[int, str]:
         """Remove the first ``limit`` rows after a name that are over for ``age`` seconds; how many, and the last name.
 
         Their tokens stay the floor for new ones.
@@ -327,7 +350,7 @@ class SqliteTableLockBackend(TableLockBackend):
 
         def work(connection: sqlite3.Connection) -> tuple[int, str]:
             with _transaction(connection):
-                rows = _execute(connection, _REMOVE.format(which=which), age, limit, after).fetchall()
+                rows = statement(connection, age, limit, after).fetchall()
                 if rows:
                     connection.execute(_RAISE_FLOOR, [max(token for _, token in rows)])
             return len(rows), max((name for name, _ in rows), default="")
@@ -337,9 +360,9 @@ class SqliteTableLockBackend(TableLockBackend):
     def force_release(self, name: str, deadline: float) -> Record | None:
         def work(connection: sqlite3.Connection) -> Record | None:
             with _transaction(connection):
-                row = _execute(connection, _INSPECT, name).fetchone()
+                row = _INSPECT(connection, name).fetchone()
                 if row is not None:
-                    _execute(connection, f"UPDATE lock SET {_FREE} WHERE name = ?3", name)
+                    _FORCE_RELEASE(connection, name)
             return None if row is None else _record(row)
 
         return self._run(deadline, work)
@@ -392,10 +415,6 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
-
-
-def _execute(connection: sqlite3.Connection, statement: str, *parameters: Any) -> sqlite3.Cursor:
-    return connection.execute(statement, (_BOOT, _now(), *parameters))
 
 
 def _record(row: tuple[Any, ...]) -> Record:
