@@ -22,9 +22,10 @@ from urllib.parse import urlencode
 from django.core.exceptions import ImproperlyConfigured
 
 from .locks import clock
-from .locks.backends.base import BaseLockBackend, Record, parse_holder, to_datetime
+from .locks.backends.base import BaseLockBackend, Record, to_datetime
 from .locks.conf import lock_backends
 from .locks.errors import LockError
+from .locks.holder import parse_holder
 from .locks.keys import PREFIX, LockKey
 from .locks.operations import held_records
 from .locks.types import Holder

@@ -12,7 +12,7 @@ from benchmarks.contenders import Ours
 def fill(contender: Any, first: int, count: int, seconds: float) -> None:
     assert isinstance(contender, Ours)
     from angee_jobs.locks import clock, lock_backends
-    from angee_jobs.locks.backends.base import describe_holder
+    from angee_jobs.locks.holder import describe_holder
 
     backend: Any = lock_backends.verbs(contender.alias)
     holder = describe_holder("")

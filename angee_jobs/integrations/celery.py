@@ -12,7 +12,7 @@ import celery
 from celery.signals import task_postrun, task_prerun
 
 from ..locks import LockKey, LockNotAcquiredError
-from ..locks.backends.base import current_task
+from ..locks.holder import current_task
 from .celery_once import DuplicateResult, DuplicateTaskError, OnceTask
 from .names import task_text
 from .refusals import later, locked_task

@@ -14,7 +14,7 @@ from typing import Any, Literal, ParamSpec, TypeVar
 from django.utils import timezone
 
 from ..locks import LockKey, LockNotAcquiredError
-from ..locks.backends.base import current_task
+from ..locks.holder import current_task
 from .names import task_text
 from .refusals import answer, later, locked_task
 

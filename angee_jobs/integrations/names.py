@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from django.apps import apps
 
-from ..locks.backends.base import current_task
+from ..locks.holder import current_task
 
 
 def task_text(name: str, task_id: object) -> str:

@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import clock, process
-from .backends.base import BaseLockBackend, Grant, describe_holder, to_datetime
+from .backends.base import BaseLockBackend, Grant, to_datetime
+from .holder import describe_holder
 
 if TYPE_CHECKING:
     from collections.abc import Callable

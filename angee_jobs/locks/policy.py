@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from django.core.exceptions import ImproperlyConfigured
 
 from . import clock, signals
-from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, Grant, HandleBackend, describe_holder
+from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, Grant, HandleBackend
 from .errors import LockBackendError, LockLostError, LockNotAcquiredError
 from .hold import End, Hold, new_owner_id
+from .holder import describe_holder
 from .renewal import renewer
 from .steps import Call, Sleep, Steps, ThreadBell
 from .transactions import settle

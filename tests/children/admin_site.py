@@ -11,8 +11,8 @@ from django.test.testcases import LiveServerThread
 
 from angee_jobs.locks import LocalLockBackend, Lock
 from angee_jobs.locks.backends import base
-from angee_jobs.locks.backends.base import current_task
 from angee_jobs.locks.errors import LockBackendError
+from angee_jobs.locks.holder import current_task
 from angee_jobs.locks.keys import parse_command_key
 from tests.children import hear, say
 

@@ -12,9 +12,10 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
-from ..backends.base import VERB_SECONDS, describe_holder
+from ..backends.base import VERB_SECONDS
 from ..clock import now
 from ..errors import LockBackendError, LockNotAcquiredError
+from ..holder import describe_holder
 from ..keys import LockKey
 from ..waiting import room_of
 from . import tasks
