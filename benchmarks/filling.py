@@ -27,11 +27,11 @@ def fill(contender: Any, first: int, count: int, seconds: float) -> None:
 
 
 def _fill_sqlite(backend: Any, names: list[str], holder: str, seconds: float) -> None:
-    from angee_jobs.locks.backends import table_sqlite
+    from angee_jobs.locks.backends import table_sqlite_sql as sql
 
     backend.inspect("angee:name:others", time.monotonic() + 10**9)  # makes the file
-    now = table_sqlite._now()
-    rows = [(name, secrets.token_hex(32), holder, table_sqlite._BOOT, time.time(), now + seconds, 1) for name in names]
+    now = sql.now()
+    rows = [(name, secrets.token_hex(32), holder, sql.BOOT, time.time(), now + seconds, 1) for name in names]
     connection = backend._connect()
     connection.execute("BEGIN IMMEDIATE")
     connection.executemany("INSERT INTO lock VALUES (?, ?, ?, ?, ?, ?, ?)", rows)

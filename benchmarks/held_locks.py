@@ -40,11 +40,11 @@ def holder(number: int) -> str:
 
 def fill_sqlite(live: int, expired: int) -> None:
     from angee_jobs.locks import held_locks, lock_backends
-    from angee_jobs.locks.backends import table_sqlite
+    from angee_jobs.locks.backends import table_sqlite_sql as sql
 
     assert not list(held_locks())  # makes the file
     connection = lock_backends.verbs("default")._connect()  # type: ignore[attr-defined]
-    boot, now = table_sqlite._BOOT, table_sqlite._now()
+    boot, now = sql.BOOT, sql.now()
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for count, what, expires in ((live, "live", now + 3600), (expired, "over", now - 3600)):

@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 
 from angee_jobs.locks import clock
-from angee_jobs.locks.backends import table_postgres
+from angee_jobs.locks.backends import table_postgres, table_postgres_sql
 from angee_jobs.locks.backends.base import Extension
 from angee_jobs.locks.backends.table import TableLockBackend
 from angee_jobs.locks.backends.table_postgres import PostgresTableLockBackend
@@ -225,8 +225,7 @@ def test_rows_leave_the_table(backend, postgres):
     assert rows(postgres, "name") == [("angee:name:kept",)]
 
 
-def test_the_backend_tidies_by_itself(backend, postgres, monkeypatch):
-    monkeypatch.setattr(table_postgres, "TIDY_ROWS", 8000)
+def test_the_backend_tidies_by_itself(backend, postgres):
     for number in range(30):
         owner, _ = acquire(backend, f"angee:name:{number}")
         backend.release(f"angee:name:{number}", owner, within())
@@ -261,7 +260,7 @@ def test_100_000_holds_are_listed_without_a_long_transaction(direct, postgres):
 
 def test_a_release_tells_only_those_who_wait(direct, postgres):
     with postgres.connect() as ear:
-        ear.execute(f"LISTEN {table_postgres.CHANNEL}")
+        ear.execute(f"LISTEN {table_postgres_sql.CHANNEL}")
         for waited in (False, True):
             owner, _ = acquire(direct)
             if waited:

@@ -9,8 +9,7 @@ from django.contrib.staticfiles.handlers import StaticFilesHandler
 from django.db import connections
 from django.test.testcases import LiveServerThread
 
-from angee_jobs.locks import LocalLockBackend, Lock
-from angee_jobs.locks.backends import base
+from angee_jobs.locks import LocalLockBackend, Lock, holder
 from angee_jobs.locks.errors import LockBackendError
 from angee_jobs.locks.holder import current_task
 from angee_jobs.locks.keys import parse_command_key
@@ -51,7 +50,7 @@ class LongRunning(LocalLockBackend):
 
 
 def main() -> None:
-    base._host = "worker-3"
+    holder._host = "worker-3"
     settings.ALLOWED_HOSTS = ["*"]
     settings.MIDDLEWARE = [
         *settings.MIDDLEWARE[:1],

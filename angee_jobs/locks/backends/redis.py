@@ -14,14 +14,13 @@ The server knows the digest of an owner id only: to read it there, or in a slow 
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import clock
 from ..errors import LockBackendError
 from ..types import Seconds, lease_seconds
-from .base import VERB_SECONDS, BaseLockBackend, Extension, Grant, Record
+from .base import VERB_SECONDS, BaseLockBackend, Extension, Grant, Record, owner_digest
 from .redis_cache import CacheAlias
 from .redis_connection import Connections, Script
 from .redis_watch import Watcher
@@ -56,7 +55,7 @@ _HEAD_AND_OWNER = 112
 
 
 def _digest(owner: str) -> bytes:
-    return hashlib.sha256(owner.encode()).hexdigest().encode()
+    return owner_digest(owner).encode()
 
 
 def _micros(seconds: float) -> bytes:

@@ -11,7 +11,6 @@ stranger's transaction may have it. All times are ``clock_timestamp()``: ``now()
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import queue
 import secrets
 from collections.abc import Collection, Iterator, Sequence
@@ -20,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from .. import clock
 from ..errors import LockBackendError
 from ..keys import name_digest
-from .base import Extension, Grant, Record
+from . import table_postgres_sql as sql
+from .base import Extension, Grant, Record, owner_digest
 from .pg import Parameter, Row, Statement, milliseconds, number
 from .pg_connect import require_psycopg
 from .pg_listen import Listener
@@ -36,127 +36,13 @@ SESSIONS = 4
 ROW_SECONDS, ROW_SHARE = 1.0, 0.6
 #: A grant that took longer than this was not one, in seconds: see the decision record.
 GRANT_SECONDS = 30.0
-#: Free rows are removed when they have not been used for this many seconds.
-IDLE_SECONDS = 60
-#: After so many releases, so many rows are looked at and removed if they are free and idle.
-TIDY_EVERY, TIDY_ROWS = 2000, 8000
+#: After so many releases, some rows are looked at and removed if they are free and idle.
+TIDY_EVERY = 2000
 #: A pass of the reaper that began so long ago was broken off, in seconds.
 PASS_SECONDS = 600.0
-#: How long a release tells the waiters after they have asked for it last.
-WAITED_SECONDS = 3
 #: Behind a pooler, all the keys that are waited for are looked at in one request, first after ``POLL_FASTEST`` seconds
 #: and then, while nothing happens, ever more seldom.
 POLL_FASTEST, POLL_SLOWEST, POLL_GROWTH = 0.01, 0.2, 1.3
-
-CHANNEL = "angee_jobs_table"
-
-_TABLE = "angee_jobs_tasklock"
-_LIVE = "owner <> '' AND expires_at > clock_timestamp()"
-_DURABLE = "set_config('synchronous_commit', 'on', true)"
-# Settings of this statement alone. As conditions, they are met before a row is locked. What ends or prolongs a hold
-# need not survive a crash of the server: the hold then ends as its lease does.
-_QUICKLY = "set_config('synchronous_commit', 'off', true) || set_config('lock_timeout', {}, true) <> ''"
-_RECORD = """
-    name, holder, extract(epoch FROM acquired_at), extract(epoch FROM expires_at),
-    extract(epoch FROM expires_at - clock_timestamp()), fencing_token
-"""
-_TELL = f"CASE WHEN waited_until > clock_timestamp() THEN pg_notify('{CHANNEL}', digest) END"
-
-_ACQUIRE = Statement(f"""
-    INSERT INTO {_TABLE} AS lock
-        (digest, name, owner, holder, acquired_at, expires_at, fencing_token)
-    SELECT $1::varchar, $2::text, $3::varchar, $4::text, clock_timestamp(),
-        clock_timestamp() + $5::float8 * interval '1 second', nextval('angee_jobs_fencing_token')
-    WHERE NOT EXISTS (SELECT FROM {_TABLE} WHERE digest = $1::varchar AND owner <> $3::varchar AND {_LIVE})
-        AND set_config('lock_timeout', $6::text, true) || {_DURABLE} <> ''
-    ON CONFLICT (digest) DO UPDATE SET
-        owner = excluded.owner, holder = excluded.holder, acquired_at = clock_timestamp(),
-        expires_at = clock_timestamp() + $5::float8 * interval '1 second', waited_until = NULL,
-        fencing_token = greatest(nextval('angee_jobs_fencing_token'), lock.fencing_token + 1)
-    WHERE lock.owner = '' OR lock.expires_at <= clock_timestamp() OR lock.owner = excluded.owner
-    RETURNING fencing_token, extract(epoch FROM acquired_at), extract(epoch FROM expires_at)
-""")
-_EXTEND = Statement(f"""
-    UPDATE {_TABLE} AS lock
-    SET expires_at = greatest(lock.expires_at, clock_timestamp() + batch.ttl * interval '1 second')
-    FROM unnest($1::text[], $2::text[], $3::float8[]) AS batch (digest, owner, ttl)
-    WHERE lock.digest = batch.digest::varchar AND lock.owner = batch.owner AND lock.expires_at > clock_timestamp()
-        AND {_QUICKLY.format("$4::text")}
-    RETURNING lock.owner
-""")
-_RELEASE = Statement(f"""
-    UPDATE {_TABLE} SET owner = '', expires_at = clock_timestamp()
-    WHERE digest = $1 AND owner = $2 AND expires_at > clock_timestamp() AND {_QUICKLY.format("$3::text")}
-    RETURNING {_TELL}
-""")
-_ADOPT = Statement(f"""
-    UPDATE {_TABLE}
-    SET owner = $3, holder = $4, expires_at = clock_timestamp() + $5::float8 * interval '1 second'
-    WHERE digest = $1 AND owner = $2 AND expires_at > clock_timestamp()
-        AND set_config('lock_timeout', $6::text, true) || {_DURABLE} <> ''
-    RETURNING fencing_token, extract(epoch FROM acquired_at), extract(epoch FROM expires_at)
-""")
-_INSPECT = Statement(f"SELECT {_RECORD} FROM {_TABLE} WHERE digest = $1 AND {_LIVE}")
-_OVER = "owner <> '' AND expires_at <= clock_timestamp() - {} * interval '1 second'"
-_PAGE = f"SELECT digest, {_RECORD} FROM {_TABLE} WHERE digest > $1 AND {{}} ORDER BY digest LIMIT {{}}"
-_PAGE_ROWS = 1000
-_DIGESTS = Statement(f"SELECT digest FROM {_TABLE} WHERE {_LIVE}")
-_HELD = Statement(f"SELECT {_RECORD} FROM {_TABLE} WHERE digest = ANY($1::text[]::varchar[]) AND {_LIVE}")
-_EXPIRED = Statement(_PAGE.format(_OVER.format("$2::float8"), _PAGE_ROWS))
-_REAP = Statement(f"""
-    WITH dead AS (
-        SELECT digest, expires_at FROM {_TABLE} WHERE {_OVER.format("$1::float8")} AND digest > $3::varchar
-        ORDER BY digest LIMIT $2::int FOR UPDATE SKIP LOCKED
-    ), removed AS (
-        DELETE FROM {_TABLE} USING dead
-        WHERE {_TABLE}.digest = dead.digest AND dead.expires_at <= clock_timestamp() - interval '{IDLE_SECONDS} seconds'
-    ), freed AS (
-        UPDATE {_TABLE} SET owner = '' FROM dead
-        WHERE {_TABLE}.digest = dead.digest AND dead.expires_at > clock_timestamp() - interval '{IDLE_SECONDS} seconds'
-    )
-    SELECT count(*), max(digest) FROM dead
-""")
-_IDLE = f"owner = '' AND expires_at <= clock_timestamp() - interval '{IDLE_SECONDS} seconds'"
-_SWEEP = Statement(f"""
-    WITH idle AS (
-        DELETE FROM {_TABLE} WHERE digest IN (
-            SELECT digest FROM {_TABLE} WHERE {_IDLE} LIMIT $1::int FOR UPDATE SKIP LOCKED
-        ) RETURNING digest
-    ) SELECT count(*) FROM idle
-""")
-_TIDY = Statement(f"""
-    DELETE FROM {_TABLE} WHERE digest IN (
-        SELECT digest FROM {_TABLE}
-        WHERE digest IN (SELECT digest FROM {_TABLE} WHERE digest >= $1 ORDER BY digest LIMIT {TIDY_ROWS}) AND {_IDLE}
-        FOR UPDATE SKIP LOCKED
-    ) AND set_config('synchronous_commit', 'off', true) <> ''
-""")
-_FORCE = Statement(f"""
-    WITH held AS (
-        SELECT digest, {_RECORD} FROM {_TABLE}
-        WHERE digest = $1 AND {_LIVE} AND set_config('lock_timeout', $2::text, true) <> ''
-        FOR UPDATE
-    ), ended AS (
-        UPDATE {_TABLE} SET owner = '', expires_at = clock_timestamp()
-        FROM held WHERE {_TABLE}.digest = held.digest
-        RETURNING {_TELL.replace("digest", f"{_TABLE}.digest")} AS told
-    )
-    SELECT held.*, ended.told FROM held, ended
-""")
-_LEFT = Statement(
-    f"SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM {_TABLE} WHERE digest = $1 AND {_LIVE}"
-)
-_MARK = Statement(f"""
-    UPDATE {_TABLE} SET waited_until = clock_timestamp() + interval '{WAITED_SECONDS} seconds'
-    WHERE digest = $1 AND {_LIVE} AND {_QUICKLY.format("$2::text")}
-    RETURNING extract(epoch FROM expires_at - clock_timestamp())
-""")
-_STILL_HELD = Statement(f"SELECT digest FROM {_TABLE} WHERE digest = ANY($1::text[]::varchar[]) AND {_LIVE}")
-
-
-def _hash(owner: str) -> str:
-    """Only this goes to the server, whose log may show a statement's parameters."""
-    return hashlib.sha256(owner.encode()).hexdigest()
 
 
 def _array(values: Collection[str | float]) -> str:
@@ -181,7 +67,7 @@ class PostgresTableLockBackend(TableLockBackend):
         super().__init__(alias=alias, ttl=ttl)
         require_psycopg(alias)
         self._pool = Pool(self.db_alias, SESSIONS, fallback_application_name="angee_jobs table")
-        self._listener = Listener(self.db_alias, CHANNEL)
+        self._listener = Listener(self.db_alias, sql.CHANNEL)
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._until_tidy = TIDY_EVERY
         self._reaped_to, self._pass_began = "", 0.0
@@ -203,10 +89,10 @@ class PostgresTableLockBackend(TableLockBackend):
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         started = clock.now()
-        digest, hashed = name_digest(name), _hash(owner)
+        digest, hashed = name_digest(name), owner_digest(owner)
         try:
             rows = self._rows(
-                _ACQUIRE, digest, name, hashed, holder, ttl, _patience(deadline), deadline=deadline, owner=hashed
+                sql.ACQUIRE, digest, name, hashed, holder, ttl, _patience(deadline), deadline=deadline, owner=hashed
             )
         except RowLocked:
             if self.inspect(name, deadline) is not None:
@@ -217,10 +103,10 @@ class PostgresTableLockBackend(TableLockBackend):
         return _grant(rows)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
-        owners = {_hash(each.owner): each.owner for each in extensions}
+        owners = {owner_digest(each.owner): each.owner for each in extensions}
         try:
             rows = self._rows(
-                _EXTEND,
+                sql.EXTEND,
                 _array([name_digest(each.name) for each in extensions]),
                 _array(owners),
                 _array([each.ttl for each in extensions]),
@@ -250,10 +136,10 @@ class PostgresTableLockBackend(TableLockBackend):
         return extended
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
-        hashed = _hash(owner)
+        hashed = owner_digest(owner)
         self._pool.settle(hashed, deadline)  # or a grant that was given up waiting for could come after this
         rows = self._rows(
-            _RELEASE, name_digest(name), hashed, _patience(deadline), deadline=deadline, owner=hashed, again=False
+            sql.RELEASE, name_digest(name), hashed, _patience(deadline), deadline=deadline, owner=hashed, again=False
         )
         self._until_tidy -= 1
         if self._until_tidy <= 0:
@@ -263,25 +149,25 @@ class PostgresTableLockBackend(TableLockBackend):
 
     def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         rows = self._rows(
-            _ADOPT, name_digest(name), _hash(owner), _hash(heir), holder, ttl, _patience(deadline),
-            deadline=deadline, owner=_hash(heir), again=False,
+            sql.ADOPT, name_digest(name), owner_digest(owner), owner_digest(heir), holder, ttl, _patience(deadline),
+            deadline=deadline, owner=owner_digest(heir), again=False,
         )  # fmt: skip
         return _grant(rows)
 
     def inspect(self, name: str, deadline: float) -> Record | None:
-        rows = self._rows(_INSPECT, name_digest(name), deadline=deadline)
+        rows = self._rows(sql.INSPECT, name_digest(name), deadline=deadline)
         return _record(rows[0]) if rows else None
 
     def list_held(self, deadline: float) -> Iterator[Record]:
         # First which there are, in one scan: to walk through the dead in the order of the digests takes far longer.
         seconds = deadline - clock.now()
-        digests = [(row[0] or b"").decode() for row in self._rows(_DIGESTS, deadline=deadline)]
-        for at in range(0, len(digests), _PAGE_ROWS):
-            page = _array(digests[at : at + _PAGE_ROWS])
-            yield from map(_record, self._rows(_HELD, page, deadline=clock.now() + seconds))
+        digests = [(row[0] or b"").decode() for row in self._rows(sql.DIGESTS, deadline=deadline)]
+        for at in range(0, len(digests), sql.PAGE_ROWS):
+            page = _array(digests[at : at + sql.PAGE_ROWS])
+            yield from map(_record, self._rows(sql.HELD, page, deadline=clock.now() + seconds))
 
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
-        return self._pages(_EXPIRED, deadline, grace)
+        return self._pages(sql.EXPIRED, deadline, grace)
 
     def _pages(self, statement: Statement, deadline: float, *parameters: Parameter) -> Iterator[Record]:
         """One short statement per page, so that a slow reader keeps no snapshot. Each has as long as the first."""
@@ -289,7 +175,7 @@ class PostgresTableLockBackend(TableLockBackend):
         after = ""
         while rows := self._rows(statement, after, *parameters, deadline=deadline):
             yield from (_record(row[1:]) for row in rows)
-            if len(rows) < _PAGE_ROWS:
+            if len(rows) < sql.PAGE_ROWS:
                 return
             after = (rows[-1][0] or b"").decode()
             deadline = clock.now() + seconds
@@ -307,17 +193,17 @@ class PostgresTableLockBackend(TableLockBackend):
             self._reaped_to = ""
             half = (clock.now() + deadline) / 2
             with contextlib.suppress(LockBackendError):  # what was reaped counts, and the idle can wait
-                while _count(self._rows(_SWEEP, batch_size, deadline=deadline)) == batch_size and clock.now() < half:
+                while _count(self._rows(sql.SWEEP, batch_size, deadline=deadline)) == batch_size and clock.now() < half:
                     pass
         return removed
 
     def _reap(self, grace: float, limit: int, deadline: float) -> int:
-        rows = self._rows(_REAP, grace, limit, self._reaped_to, deadline=deadline, again=False)
+        rows = self._rows(sql.REAP, grace, limit, self._reaped_to, deadline=deadline, again=False)
         self._reaped_to = (rows[0][1] or b"").decode()
         return _count(rows)
 
     def force_release(self, name: str, deadline: float) -> Record | None:
-        rows = self._rows(_FORCE, name_digest(name), _patience(deadline), deadline=deadline, again=False)
+        rows = self._rows(sql.FORCE, name_digest(name), _patience(deadline), deadline=deadline, again=False)
         return _record(rows[0][1:]) if rows else None
 
     def remaining(self, name: str, deadline: float) -> float | None:
@@ -325,11 +211,11 @@ class PostgresTableLockBackend(TableLockBackend):
         self._waited[digest] = (name, clock.now())
         if self.push:
             try:
-                rows = self._rows(_MARK, digest, _patience(deadline), deadline=deadline)
+                rows = self._rows(sql.MARK, digest, _patience(deadline), deadline=deadline)
             except RowLocked:  # the wait goes on without the mark, at the fallback interval
-                rows = self._rows(_LEFT, digest, deadline=deadline)
+                rows = self._rows(sql.LEFT, digest, deadline=deadline)
         else:
-            rows = self._rows(_LEFT, digest, deadline=deadline)
+            rows = self._rows(sql.LEFT, digest, deadline=deadline)
         return number(rows[0][0]) if rows else None
 
     def wait_for_change(self, seconds: float) -> Collection[str] | None:
@@ -352,7 +238,7 @@ class PostgresTableLockBackend(TableLockBackend):
     def check_database(self, databases: Collection[str]) -> list[CheckMessage]:
         from .pg_checks import check_postgres
 
-        return check_postgres(self.db_alias, ("angee_jobs_fencing_token", _TABLE), databases, None)
+        return check_postgres(self.db_alias, ("angee_jobs_fencing_token", sql.TABLE), databases, None)
 
     # Inside.
 
@@ -365,11 +251,11 @@ class PostgresTableLockBackend(TableLockBackend):
                 break  # nobody waits any more
             except queue.Empty:
                 pass
-            recent = clock.now() - WAITED_SECONDS
+            recent = clock.now() - sql.WAITED_SECONDS
             names = {digest: name for digest, (name, asked) in list(self._waited.items()) if asked > recent}
             for digest in self._waited.keys() - names.keys():
                 self._waited.pop(digest, None)
-            rows = self._rows(_STILL_HELD, _array(names), deadline=clock.now() + max(left, 1.0))
+            rows = self._rows(sql.STILL_HELD, _array(names), deadline=clock.now() + max(left, 1.0))
             held = {row[0].decode() for row in rows if row[0]}
             if free := [name for digest, name in names.items() if digest not in held]:
                 self._poll_pause = POLL_FASTEST
@@ -380,7 +266,7 @@ class PostgresTableLockBackend(TableLockBackend):
     def _tidy(self, deadline: float) -> None:
         """Remove idle rows among some that follow a random digest: a bounded, fair sample, however large the table."""
         try:
-            self._rows(_TIDY, secrets.token_hex(32), deadline=deadline)
+            self._rows(sql.TIDY, secrets.token_hex(32), deadline=deadline)
         except LockBackendError:
             pass  # a matter of size only; the next one comes soon
 

@@ -16,12 +16,9 @@ Nothing here needs to survive a power cut: all holders are gone then, and tokens
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
-import operator
 import os
 import queue
-import re
 import sqlite3
 import threading
 import time
@@ -31,13 +28,11 @@ from typing import Any, TypeVar
 
 from .. import clock, process
 from ..errors import LockBackendError
-from .base import Extension, Grant, Record
+from . import table_sqlite_sql as sql
+from .base import Extension, Grant, Record, owner_digest
 from .table import TableLockBackend
 
 SUFFIX = ".locks"
-#: Says in the file's header that it is ours, and that its tables are those below.
-APPLICATION_ID = 0x616E6765  # "ange"
-VERSION = 1
 #: SQLite itself waits this long for another process's write before the deadline is looked at again, in ms.
 BUSY_MS = 50
 #: What SQLite says, having done nothing, when somebody put another file in the place of the one that is open.
@@ -51,81 +46,6 @@ PASS_SECONDS = 600.0
 #: the more seldom, from 2 ms (about 2 % of a core) to 20 ms after 10 s.
 POLL_FASTEST, POLL_SLOWEST, POLL_SHARE = 0.002, 0.02, 1 / 500
 
-_SCHEMA = f"""
-CREATE TABLE lock (
-    name TEXT PRIMARY KEY,
-    owner TEXT NOT NULL,
-    holder TEXT NOT NULL,
-    boot TEXT NOT NULL,
-    acquired_at REAL NOT NULL,
-    expires REAL NOT NULL,
-    fencing_token INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE floor (fencing_token INTEGER NOT NULL);
-INSERT INTO floor VALUES (0);
-PRAGMA user_version = {VERSION};
-PRAGMA application_id = {APPLICATION_ID};
-"""
-
-
-class _Statement:
-    """SQL with numbered parameters; ?1 and ?2 are in each the boot and the time of this machine, by its clock.
-
-    SQLite is given plain ones, since Python 3.12.0 to 3.12.3 take a number for a name, and warn at every call.
-    """
-
-    def __init__(self, numbered: str) -> None:
-        self.sql = re.sub(r"\?\d+", "?", numbered)
-        self._pick = operator.itemgetter(*(int(number) - 1 for number in re.findall(r"\?(\d+)", numbered)))
-
-    def __call__(self, connection: sqlite3.Connection, *parameters: Any) -> sqlite3.Cursor:
-        return connection.execute(self.sql, self._pick((_BOOT, _now(), *parameters)))
-
-
-_ACQUIRE = _Statement("""
-INSERT INTO lock VALUES (
-    ?3, ?4, ?5, ?1, ?6, ?2 + ?7,
-    max(CAST(?6 * 1000000 AS INTEGER), coalesce((SELECT fencing_token FROM floor), 0) + 1)
-)
-ON CONFLICT (name) DO UPDATE SET
-    owner = excluded.owner, holder = excluded.holder, boot = excluded.boot, acquired_at = excluded.acquired_at,
-    expires = excluded.expires, fencing_token = max(excluded.fencing_token, lock.fencing_token + 1)
-WHERE lock.expires <= ?2 OR lock.boot <> ?1
-RETURNING fencing_token
-""")
-_EXTEND = _Statement("""
-UPDATE lock SET expires = max(expires, ?2 + batch.ttl)
-FROM (
-    SELECT json_extract(value, '$[0]') AS name, json_extract(value, '$[1]') AS owner, json_extract(value, '$[2]') AS ttl
-    FROM json_each(?3)
-) AS batch
-WHERE lock.name = batch.name AND lock.owner = batch.owner AND lock.expires > ?2 AND lock.boot = ?1
-RETURNING owner
-""")
-_FREE = "owner = '', holder = '', expires = ?2"
-_RELEASE = _Statement(f"UPDATE lock SET {_FREE} WHERE name = ?3 AND owner = ?4 AND expires > ?2 AND boot = ?1")
-_FORCE_RELEASE = _Statement(f"UPDATE lock SET {_FREE} WHERE name = ?3")
-_ADOPT = _Statement("""
-UPDATE lock SET owner = ?5, holder = ?6, expires = ?2 + ?7
-WHERE name = ?3 AND owner = ?4 AND expires > ?2 AND boot = ?1
-RETURNING fencing_token, acquired_at
-""")
-_RECORD = "SELECT name, holder, acquired_at, expires - ?2, fencing_token, boot = ?1 FROM lock"
-_INSPECT = _Statement(f"{_RECORD} WHERE name = ?3 AND expires > ?2 AND boot = ?1")
-_HELD = _Statement(f"{_RECORD} WHERE name > ?3 AND expires > ?2 AND boot = ?1 ORDER BY name LIMIT ?4")
-_EXPIRED = "owner <> '' AND (expires <= ?2 - ?3 OR boot <> ?1)"
-_LIST_EXPIRED = _Statement(f"{_RECORD} WHERE {_EXPIRED} AND name > ?4 ORDER BY name LIMIT ?5")
-_REMAINING = _Statement("SELECT expires - ?2 FROM lock WHERE name = ?3 AND expires > ?2 AND boot = ?1")
-_IDLE = "owner = '' AND (expires <= ?2 - ?3 OR boot <> ?1)"
-_REMOVE_EXPIRED, _REMOVE_IDLE = (
-    _Statement(f"""
-    DELETE FROM lock WHERE name IN (SELECT name FROM lock WHERE {which} AND name > ?5 ORDER BY name LIMIT ?4)
-    RETURNING name, fencing_token
-    """)
-    for which in (_EXPIRED, _IDLE)
-)
-_RAISE_FLOOR = "UPDATE floor SET fencing_token = max(fencing_token, ?)"
-
 T = TypeVar("T")
 
 
@@ -135,24 +55,6 @@ def _identity(path: str) -> tuple[int, int] | None:
     except OSError:
         return None
     return found.st_dev, found.st_ino
-
-
-def _boot() -> str:
-    """What tells this boot of this machine from any other; empty where the clock is the wall clock."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-        return boot if hasattr(time, "CLOCK_BOOTTIME") else ""
-    except OSError:
-        return ""
-
-
-_BOOT = _boot()
-_now = clock.now if _BOOT else time.time
-
-
-def _digest(owner: str) -> str:
-    return hashlib.sha256(owner.encode()).hexdigest()
 
 
 class SqliteTableLockBackend(TableLockBackend):
@@ -243,11 +145,11 @@ class SqliteTableLockBackend(TableLockBackend):
         with _transaction(connection):
             empty = execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
             if empty:
-                for statement in _SCHEMA.split(";"):
+                for statement in sql.SCHEMA.split(";"):
                     execute(statement)
             elif (
-                execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID
-                or execute("PRAGMA user_version").fetchone()[0] != VERSION
+                execute("PRAGMA application_id").fetchone()[0] != sql.APPLICATION_ID
+                or execute("PRAGMA user_version").fetchone()[0] != sql.VERSION
             ):
                 raise LockBackendError(
                     f"{path} is in the place of the lock file, but is not one that this version made: move it away"
@@ -276,47 +178,47 @@ class SqliteTableLockBackend(TableLockBackend):
                             f"The lock file {self.path() or 'in memory'} cannot be used: {error}"
                         ) from error
 
-    def _rows(self, deadline: float, statement: _Statement, *parameters: Any) -> list[Any]:
+    def _rows(self, deadline: float, statement: sql.Statement, *parameters: Any) -> list[Any]:
         return self._run(deadline, lambda connection: statement(connection, *parameters).fetchall())
 
-    def _row(self, deadline: float, statement: _Statement, *parameters: Any) -> Any:
+    def _row(self, deadline: float, statement: sql.Statement, *parameters: Any) -> Any:
         return self._run(deadline, lambda connection: statement(connection, *parameters).fetchone())
 
     # The verbs.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         acquired_at = time.time()
-        row = self._row(deadline, _ACQUIRE, name, _digest(owner), holder, acquired_at, ttl)
+        row = self._row(deadline, sql.ACQUIRE, name, owner_digest(owner), holder, acquired_at, ttl)
         return None if row is None else Grant(row[0], acquired_at, acquired_at + ttl)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
-        owners = {_digest(each.owner): each.owner for each in extensions}
+        owners = {owner_digest(each.owner): each.owner for each in extensions}
         batch = [[each.name, digest, each.ttl] for each, digest in zip(extensions, owners, strict=True)]
-        return [owners[row[0]] for row in self._rows(deadline, _EXTEND, json.dumps(batch))]
+        return [owners[row[0]] for row in self._rows(deadline, sql.EXTEND, json.dumps(batch))]
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
-        released = self._run(deadline, lambda connection: _RELEASE(connection, name, _digest(owner)).rowcount)
+        released = self._run(deadline, lambda connection: sql.RELEASE(connection, name, owner_digest(owner)).rowcount)
         self._until_tidy -= 1
         if self._until_tidy <= 0:
             self._until_tidy = TIDY_EVERY
-            self._remove(_REMOVE_IDLE, IDLE_SECONDS, 2 * TIDY_EVERY, deadline)
+            self._remove(sql.REMOVE_IDLE, IDLE_SECONDS, 2 * TIDY_EVERY, deadline)
         return released == 1
 
     def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        row = self._row(deadline, _ADOPT, name, _digest(owner), _digest(heir), holder, ttl)
+        row = self._row(deadline, sql.ADOPT, name, owner_digest(owner), owner_digest(heir), holder, ttl)
         return None if row is None else Grant(row[0], row[1], time.time() + ttl)
 
     def inspect(self, name: str, deadline: float) -> Record | None:
-        row = self._row(deadline, _INSPECT, name)
+        row = self._row(deadline, sql.INSPECT, name)
         return None if row is None else _record(row)
 
     def list_held(self, deadline: float) -> Iterator[Record]:
-        return self._pages(deadline, _HELD)
+        return self._pages(deadline, sql.HELD)
 
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
-        return self._pages(deadline, _LIST_EXPIRED, grace)
+        return self._pages(deadline, sql.LIST_EXPIRED, grace)
 
-    def _pages(self, deadline: float, statement: _Statement, *parameters: Any) -> Iterator[Record]:
+    def _pages(self, deadline: float, statement: sql.Statement, *parameters: Any) -> Iterator[Record]:
         """Page by page, so that a slow reader keeps no snapshot of the file."""
         after = ""
         while rows := self._rows(deadline, statement, *parameters, after, 1000):
@@ -329,19 +231,19 @@ class SqliteTableLockBackend(TableLockBackend):
         # what had expired when it began; one that was broken off long ago is followed by another.
         if not self._reaped_to:
             self._pass_began = clock.now()
-        removed, self._reaped_to = self._remove(_REMOVE_EXPIRED, grace, batch_size, deadline, self._reaped_to)
+        removed, self._reaped_to = self._remove(sql.REMOVE_EXPIRED, grace, batch_size, deadline, self._reaped_to)
         if removed < batch_size and clock.now() - self._pass_began > PASS_SECONDS:
-            more, self._reaped_to = self._remove(_REMOVE_EXPIRED, grace, batch_size - removed, deadline)
+            more, self._reaped_to = self._remove(sql.REMOVE_EXPIRED, grace, batch_size - removed, deadline)
             removed += more
         if removed < batch_size:
             self._reaped_to = ""
             half, idle = (clock.now() + deadline) / 2, max(grace, IDLE_SECONDS)
-            while self._remove(_REMOVE_IDLE, idle, batch_size, deadline)[0] == batch_size and clock.now() < half:
+            while self._remove(sql.REMOVE_IDLE, idle, batch_size, deadline)[0] == batch_size and clock.now() < half:
                 pass
         return removed
 
     def _remove(
-        self, statement: _Statement, age: float, limit: int, deadline: float, after: str = ""
+        self, statement: sql.Statement, age: float, limit: int, deadline: float, after: str = ""
     ) -> tuple[int, str]:
         """Remove the first ``limit`` rows after a name that are over for ``age`` seconds; how many, and the last name.
 
@@ -352,7 +254,7 @@ class SqliteTableLockBackend(TableLockBackend):
             with _transaction(connection):
                 rows = statement(connection, age, limit, after).fetchall()
                 if rows:
-                    connection.execute(_RAISE_FLOOR, [max(token for _, token in rows)])
+                    connection.execute(sql.RAISE_FLOOR, [max(token for _, token in rows)])
             return len(rows), max((name for name, _ in rows), default="")
 
         return self._run(deadline, work)
@@ -360,15 +262,15 @@ class SqliteTableLockBackend(TableLockBackend):
     def force_release(self, name: str, deadline: float) -> Record | None:
         def work(connection: sqlite3.Connection) -> Record | None:
             with _transaction(connection):
-                row = _INSPECT(connection, name).fetchone()
+                row = sql.INSPECT(connection, name).fetchone()
                 if row is not None:
-                    _FORCE_RELEASE(connection, name)
+                    sql.FORCE_RELEASE(connection, name)
             return None if row is None else _record(row)
 
         return self._run(deadline, work)
 
     def remaining(self, name: str, deadline: float) -> float | None:
-        row = self._row(deadline, _REMAINING, name)
+        row = self._row(deadline, sql.REMAINING, name)
         return None if row is None else float(row[0])
 
     def wait_for_change(self, seconds: float) -> Collection[str] | None:
