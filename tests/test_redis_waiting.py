@@ -89,7 +89,8 @@ def test_200_waiting_threads_cost_a_handful_of_commands_per_release(backend, val
     used = commands(valkey) - before
     # Of a script, the commands that it runs are counted too: a hand-over is about five scripts.
     assert used / 200 < 60
-    assert len(valkey.clients()) < clients + 20
+    # As many as there were requests at once, which is no small number where 200 threads start, but never one for each.
+    assert len(valkey.clients()) < clients + 100
 
 
 def test_what_a_release_costs_while_nobody_gets_the_lock(backend, valkey):
