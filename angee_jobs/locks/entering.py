@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import threading
+import types
 from typing import TYPE_CHECKING, Any, Self
 
 from .backends.base import BaseLockBackend
@@ -47,7 +48,7 @@ class ExitOnStack:
     def __get__(self, manager: Any, manager_class: Any) -> Any:
         if manager is None:
             return manager_class._leave_block  # contextlib.ExitStack asks the class
-        leave = functools.partial(manager_class._leave_block, manager)
+        leave = types.MethodType(manager_class._leave_block, manager)
         lock: Enterable = getattr(manager, "_lock", manager)
         blocks: list[Block] = []
         statement = renewer.when_dropped(leave, functools.partial(lock._statement_dropped, blocks))
@@ -232,14 +233,13 @@ class Enterable:
         try:
             if hold is None or hold.foreign:
                 return None  # refused, or a forked child that leaves its parent's block
-            if not hold.ended and hold.over:
-                renewer.lose(hold, "its lease ran out before it could be renewed")
-            if binding is not None and hold.ended is None and binding.leave_block():
-                return hold  # the hold belongs to the transaction now
             if binding is not None:
+                if not hold.ended and hold.over:
+                    renewer.lose(hold, "its lease ran out before it could be renewed")
+                if hold.ended is None and binding.leave_block():
+                    return hold  # the hold belongs to the transaction now
                 binding.drop()
-            if hold.ended is None:
-                yield from finish_steps(hold)
+            yield from finish_steps(hold)
             return hold
         except LockBackendError as error:
             if exc is None:

@@ -8,6 +8,7 @@ import socket
 import threading
 from contextvars import ContextVar
 
+from . import process
 from .types import Holder
 
 #: The task that runs now, as the integrations for Celery, django.tasks and others set it.
@@ -18,7 +19,7 @@ _host = socket.gethostname()
 
 class _ThreadPart(threading.local):
     text = ""
-    pid = 0
+    generation = -1  # of the process that the text is about
 
 
 _thread_part = _ThreadPart()
@@ -31,9 +32,9 @@ def describe_holder(note: str, ttl: float | None = None) -> str:
     alone would take a tenth of an acquire on SQLite.
     """
     prefix = _thread_part.text
-    if _thread_part.pid != (pid := os.getpid()):
-        prefix = json.dumps({"host": _host, "pid": pid, "thread": threading.current_thread().name})[:-1]
-        _thread_part.text, _thread_part.pid = prefix, pid
+    if _thread_part.generation != process.generation:
+        prefix = json.dumps({"host": _host, "pid": os.getpid(), "thread": threading.current_thread().name})[:-1]
+        _thread_part.text, _thread_part.generation = prefix, process.generation
     if ttl is not None:
         prefix = f'{prefix}, "ttl": {ttl:g}'
     task = current_task.get()

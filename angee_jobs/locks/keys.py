@@ -15,6 +15,7 @@ there to stop it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import reprlib
@@ -119,6 +120,12 @@ def as_lock_key(key: LockKey | str) -> LockKey:
     """
     if isinstance(key, LockKey):
         return key
+    if type(key) is str and len(key) < 200:
+        return _key_of_text(key)
+    return _as_lock_key(key)
+
+
+def _as_lock_key(key: object) -> LockKey:
     if not isinstance(key, str):
         raise TypeError(f"A lock key must be a LockKey or a str, not {_shown(key)} ({type(key).__name__}).")
     if key.startswith(PREFIX):
@@ -127,6 +134,10 @@ def as_lock_key(key: LockKey | str) -> LockKey:
             f"For a canonical name, use LockKey.parse(name)."
         )
     return LockKey("name", (_text(key, "A lock key"),))
+
+
+#: A project has few plain keys, and each lock on one asks again. Not for long ones, which would fill the memory.
+_key_of_text = functools.lru_cache(1024)(_as_lock_key)
 
 
 def lock_name(key: LockKey | str) -> str:

@@ -15,18 +15,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
+from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .errors import LockBackendError
 from .renewal import Dropped, renewer
 
 if TYPE_CHECKING:
-    from django.db.backends.base.base import BaseDatabaseWrapper
-
     from .hold import Hold
 
 logger = logging.getLogger("angee_jobs.locks")
@@ -173,7 +172,7 @@ renewer.chores.append(settle)
 def current_transactions() -> list[Transaction]:
     """The real transactions of the calling thread, on all aliases; the test's own does not count."""
     found = []
-    for connection in connections.all(initialized_only=True):
+    for connection in _open_here():
         if connection.in_atomic_block:
             blocks: list[Any] = list(connection.atomic_blocks)
             real = next((block for block in blocks if not block._from_testcase), None)
@@ -188,6 +187,18 @@ def current_transactions() -> list[Transaction]:
                 connection.alias,
             )
     return found
+
+
+def _open_here() -> Iterable[BaseDatabaseWrapper]:
+    """``connections.all(initialized_only=True)``, which every block asks for.
+
+    That looks for a running loop at each alias, several times, and so takes as long as the rest of a block's entry.
+    Where there is none, the connections are in a plain ``threading.local``.
+    """
+    storage = getattr(getattr(connections, "_connections", None), "_storage", None)
+    if asyncio._get_running_loop() is None and type(storage) is threading.local:
+        return [value for value in vars(storage).values() if isinstance(value, BaseDatabaseWrapper)]
+    return connections.all(initialized_only=True)
 
 
 async def transactions_of_task() -> list[Transaction]:

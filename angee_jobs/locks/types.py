@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 Seconds = float | int | timedelta
 
 HIDDEN = "***"
+_PLAIN = (int, float)
 
 #: A finite time above this is a mistake in units (milliseconds for seconds, say), never a plan.
 LONGEST = 10 * 366 * 24 * 3600.0
@@ -125,6 +126,8 @@ def grace_seconds(grace: Seconds) -> float:
 
 def lease_seconds(ttl: Seconds, what: str = "ttl") -> float:
     """The length of a lease in seconds; ValueError unless it is finite, positive and can work."""
+    if type(ttl) in _PLAIN and SHORTEST_TTL <= ttl <= LONGEST:  # type: ignore[operator]
+        return float(ttl)  # type: ignore[arg-type]
     seconds = to_seconds(ttl, what)
     if seconds <= 0:
         raise ValueError(f"{what} must be positive: {ttl!r}")
