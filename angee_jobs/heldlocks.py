@@ -1,21 +1,23 @@
 """What the page of held locks shows, without anything of the page: read, search, sort, cut to a page.
 
-Holds are read through the backends, which give them one by one, and only the rows of the asked page are kept: so the
-time grows with the number of holds (see docs/operations.md for figures) and the memory does not. A backend that
-cannot be asked costs its error and at most ``BACKEND_SECONDS``; whatever there is, a page costs about
-``PAGE_SECONDS`` at most.
+Of all holds only the name is read, and what they are sorted and searched by; the rest for the rows of the asked page
+alone. So the time grows slowly with the number of holds (see docs/operations.md for figures). A backend that cannot
+be asked costs its error and at most ``BACKEND_SECONDS``; whatever there is, a page costs about ``PAGE_SECONDS`` at
+most.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import re
 import time
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
+from operator import itemgetter
 from typing import Any
 from urllib.parse import urlencode
 
@@ -27,7 +29,8 @@ from .locks.conf import lock_backends
 from .locks.errors import LockError
 from .locks.holder import parse_holder
 from .locks.keys import PREFIX, LockKey
-from .locks.operations import held_records
+from .locks.operations import telling
+from .locks.transactions import settle
 from .locks.types import Holder
 
 logger = logging.getLogger("angee_jobs.locks")
@@ -35,22 +38,28 @@ logger = logging.getLogger("angee_jobs.locks")
 PAGE_ROWS = 100
 #: What one backend that does not answer, and what all of them together, may cost, in seconds.
 BACKEND_SECONDS, PAGE_SECONDS = 4.0, 6.0
-#: The clock is looked at every so-many holds.
+#: So many records of a backend that cannot give less are taken at once, and then the clock is looked at.
 LOOK_EVERY = 1000
 #: What the page offers to reload itself after, in seconds; 0: not at all.
 REFRESH = (0, 5, 15, 60)
 
-#: By what the rows can be sorted. None comes last either way.
-ORDERS: Mapping[str, Callable[[Record, str], Any]] = {
-    "key": lambda record, alias: record.name,
-    "holder": lambda record, alias: record.holder,
-    "since": lambda record, alias: record.acquired_at,
-    "expires": lambda record, alias: record.expires_in,
-    "token": lambda record, alias: record.fencing_token,
-    "backend": lambda record, alias: alias,
+#: By what the rows can be sorted: a field of their records, or what :func:`_value` says. None comes last either way.
+ORDERS: Mapping[str, str] = {
+    "key": "",
+    "holder": "holder",
+    "since": "acquired_at",
+    "expires": "expires_in",
+    "token": "fencing_token",
+    "backend": "",
 }
 #: Words that stand in the stored form of a holder as they were typed.
 _PLAIN = re.compile(r"[\w.@/+-]+", re.ASCII)
+#: Of these, the ones that may also be a number there, or the name of a field or a part of one.
+_NUMBER, _FIELDS = re.compile(r"[-+.\de]+"), "host pid thread ttl task note"
+
+#: A hold as far as it has been read: name, what it is sorted by, its holder if that is searched, and its record if that
+#: is there already.
+Scanned = tuple[str, Any, str | None, Record | None]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,48 +159,64 @@ def listing(query: Query) -> Listing:
     _read(found, best)
     page = min(query.page, found.pages)
     found.query = dataclasses.replace(query, page=page)
-    records = best.in_order()
+    records = _complete(found, best.in_order()[(page - 1) * PAGE_ROWS :][:PAGE_ROWS])
     now = clock_of(records)
-    found.rows = [_row(record, alias, now) for record, alias in records[(page - 1) * PAGE_ROWS :][:PAGE_ROWS]]
+    found.rows = [_row(record, alias, now) for record, alias in records]
     return found
 
 
 class _Best:
-    """The first so-many records in the asked order, of however many are added.
+    """The first so-many holds in the asked order, of however many are added.
 
-    Most of many records are worse than what is there already, and cost one comparison. Unknown values come last.
+    Most of many are worse than what is there already, and cost one comparison. Unknown values come last.
     """
 
     def __init__(self, order: str, keep: int) -> None:
         self._descending = order.startswith("-")
-        self._value_of = ORDERS[order.removeprefix("-")]
         self._keep = keep
-        self._known: list[tuple[Any, str, str, Record]] = []
-        self._unknown: list[tuple[str, str, Record]] = []
+        self._known: list[tuple[Any, str, str, Record | None]] = []
+        self._unknown: list[tuple[str, str, Record | None]] = []
         self._limit: Any = None
 
-    def add(self, record: Record, alias: str) -> None:
-        value = self._value_of(record, alias)
-        if value is None:
-            self._unknown.append((record.name, alias, record))
-            return
-        limit = self._limit
-        if limit is not None and (value < limit if self._descending else value > limit):
-            return
-        self._known.append((value, record.name, alias, record))
-        if len(self._known) >= 2 * self._keep + 1000:
+    def add(self, rows: Iterable[Scanned], alias: str) -> None:
+        limit, descending, known = self._limit, self._descending, self._known
+        for name, value, _, record in rows:
+            if value is None:
+                self._unknown.append((name, alias, record))
+            elif limit is None or (value >= limit if descending else value <= limit):
+                known.append((value, name, alias, record))
+        if len(known) >= 2 * self._keep + 1000:
             self._cut()
-            self._limit = self._known[-1][0]
+            self._limit = known[-1][0]
 
     def _cut(self) -> None:
-        self._known.sort(key=lambda entry: entry[:3], reverse=self._descending)
+        self._known.sort(key=itemgetter(0, 1, 2), reverse=self._descending)
         del self._known[self._keep :]
 
-    def in_order(self) -> list[tuple[Record, str]]:
+    def in_order(self) -> list[tuple[str, str, Record | None]]:
+        """Name, alias, and the record if it is there."""
         self._cut()
-        unknown = sorted(self._unknown, key=lambda entry: entry[:2]) if len(self._known) < self._keep else []
-        ordered = [(record, alias) for _, _, alias, record in self._known]
-        return [*ordered, *((record, alias) for _, alias, record in unknown)]
+        unknown = sorted(self._unknown, key=itemgetter(0, 1)) if len(self._known) < self._keep else []
+        return [*((name, alias, record) for _, name, alias, record in self._known), *unknown]
+
+
+def _complete(found: Listing, chosen: Sequence[tuple[str, str, Record | None]]) -> list[tuple[Record, str]]:
+    """The records of the page, with what had not been read. A hold that has ended meanwhile is left out."""
+    missing: dict[str, list[str]] = defaultdict(list)
+    records = {}
+    for name, alias, record in chosen:
+        if record is None:
+            missing[alias].append(name)
+        else:
+            records[name, alias] = record
+    for alias, names in missing.items():
+        try:
+            there = lock_backends.verbs(alias).inspect_many(names, clock.now() + BACKEND_SECONDS)
+        except Exception as error:
+            found.errors[alias] = explain(error, alias)
+        else:
+            records.update({(record.name, alias): record for record in there})
+    return [(records[name, alias], alias) for name, alias, _ in chosen if (name, alias) in records]
 
 
 def kind_of(name: str) -> str:
@@ -221,23 +246,58 @@ def _read(found: Listing, best: _Best) -> None:
 def _read_backend(found: Listing, best: _Best, alias: str, end: float) -> None:
     kind_wanted, matches = found.query.kind, _search(found.query.search)
     limit = min(BACKEND_SECONDS, max(0.1, end - clock.now()))
-    kinds: Counter[str] = found.kinds
     read = matching = 0
     try:
-        for record in held_records(alias, limit):
-            if read % LOOK_EVERY == LOOK_EVERY - 1 and clock.now() > end:
+        for rows in _scan(alias, found.query.order.removeprefix("-"), matches is not None, limit):
+            if read and clock.now() > end:
                 found.unfinished.append(alias)
                 break
-            read += 1
-            kind = kind_of(record.name)
-            kinds[kind] += 1
-            if (not kind_wanted or kind_wanted == kind) and (matches is None or matches(record)):
-                matching += 1
-                best.add(record, alias)
+            read += len(rows)
+            found.kinds.update([kind_of(row[0]) for row in rows])
+            wanted = rows
+            if kind_wanted:
+                wanted = [row for row in wanted if kind_of(row[0]) == kind_wanted]
+            if matches is not None:
+                wanted = [row for row in wanted if matches(row[0], row[2])]
+            matching += len(wanted)
+            best.add(wanted, alias)
     finally:
         found.read += read
         found.backends[alias] += read
         found.matching += matching
+
+
+def _scan(alias: str, order: str, searched: bool, seconds: float) -> Iterator[list[Scanned]]:
+    """All holds of a backend, many at a time: no more of them than it takes, where the backend can do that."""
+    settle()
+    verbs = telling(alias)
+    deadline = clock.now() + seconds
+    field = ORDERS[order]
+    fields = [field] if field else []
+    if searched and field != "holder":
+        fields.append("holder")
+    light = verbs.scan_held(fields, deadline)
+    if light is None:
+        for records in batched(verbs.list_held(deadline), LOOK_EVERY):
+            yield [
+                (each.name, getattr(each, field) if field else _value(each.name, alias, order), each.holder, each)
+                for each in records
+            ]
+        return
+    for rows in light:
+        if searched:
+            yield [(row[0], row[1] if field else _value(row[0], alias, order), row[-1], None) for row in rows]
+        else:
+            yield [(row[0], row[1] if field else _value(row[0], alias, order), None, None) for row in rows]
+
+
+def _value(name: str, alias: str, order: str) -> str:
+    return alias if order == "backend" else name
+
+
+def batched(records: Iterator[Record], count: int) -> Iterator[list[Record]]:
+    while batch := list(itertools.islice(records, count)):
+        yield batch
 
 
 def explain(error: Exception, alias: str) -> str:
@@ -248,20 +308,27 @@ def explain(error: Exception, alias: str) -> str:
     return f"{type(error).__name__}; the log says more"
 
 
-def _search(text: str) -> Callable[[Record], bool] | None:
-    """Whether every word of ``text`` is in the key or the holder, in any case; None: there are no words."""
+def _search(text: str) -> Callable[[str, str | None], bool] | None:
+    """Whether every word of ``text`` is in a key or its holder, in any case; None: there are no words."""
     words = text.casefold().split()
     if not words:
         return None
     plain = [word for word in words if _PLAIN.fullmatch(word)]
+    bare = [word.strip("[]") for word in words]  # which stand around the task and the note
+    # Then the stored form says enough, which spares reading the holder.
+    sure = len(plain) == len(words) and not any(word in _FIELDS or _NUMBER.fullmatch(word) for word in words)
 
-    def matches(record: Record) -> bool:
-        stored = f"{record.name}\n{record.holder}".casefold()
-        if not all(word in stored for word in plain):
-            return False  # the usual case among many, without reading the holder
-        shown = f"{record.name}\n{parse_holder(record.holder) or ''}"
-        if "%" in record.name:
-            shown += "\n" + " ".join(pieces(record.name))
+    def matches(name: str, holder: str | None) -> bool:
+        stored = f"{name}\n{holder or ''}".casefold()
+        escaped = "\\" in stored or "%" in name
+        for word in plain if escaped else bare:
+            if word not in stored:
+                return False  # the usual case among many
+        if sure and not escaped:
+            return True
+        shown = f"{name}\n{parse_holder(holder) or ''}"
+        if "%" in name:
+            shown += "\n" + " ".join(pieces(name))
         shown = shown.casefold()
         return all(word in shown for word in words)
 

@@ -503,6 +503,43 @@ def test_force_asks_the_holder(backend, other, postgres):
     assert watch(backend, ("angee:name:kept", kept)) == set()
 
 
+def test_force_frees_no_later_hold_of_the_same_session(backend, postgres):
+    """The hold that is to go is released, and taken again, between the look at it and the request."""
+    owner, _ = acquire(backend)
+    run, later = backend._session.run, []
+
+    def interfere(*args, **kwargs):
+        backend._session.run = run
+        assert backend.release(NAME, owner, within())
+        later.append(acquire(backend))
+        return run(*args, **kwargs)
+
+    backend._session.run = interfere
+    assert backend.force_release(NAME, within()) is None
+    [(owner, grant)] = later
+    assert grant
+    assert locks(postgres) == believed(backend) == [halves(advisory_key(NAME))]
+    assert backend.release(NAME, owner, within())
+
+
+def test_force_with_a_token_asks_only_for_that_hold(backend, other, postgres):
+    owner, grant = acquire(other)
+    stop = threading.Event()
+    watcher = threading.Thread(target=in_background, args=[other, stop])
+    watcher.start()
+    try:
+        assert backend.force_release(NAME, within(), grant.fencing_token - 1) is None
+        assert locks(postgres) == [halves(advisory_key(NAME))]
+        eventually(lambda: backend.inspect(NAME, within()).fencing_token == grant.fencing_token)
+        assert backend.force_release(NAME, within(), grant.fencing_token - 1) is None
+        assert backend.force_release(NAME, within(), grant.fencing_token).fencing_token == grant.fencing_token
+        assert locks(postgres) == []
+        assert not other.release(NAME, owner, within())
+    finally:
+        stop.set()
+        watcher.join()
+
+
 def test_a_holder_that_does_not_answer_loses_its_session(backend, other):
     names = [NAME, "angee:name:a", "angee:name:b"]
     holds = [(name, acquire(backend, name)[0]) for name in names]

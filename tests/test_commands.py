@@ -152,7 +152,7 @@ class Stuck:
         verbs: Any = lock_backends.verbs("default")
         Stuck.ended = []
 
-        def force_release(name: str, deadline: float) -> Any:
+        def force_release(name: str, deadline: float, fencing_token: int | None = None) -> Any:
             raise LockBackendError("it did not give it up when it was asked")
 
         def end_session(name: str, session: int, deadline: float) -> bool:

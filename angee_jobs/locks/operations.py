@@ -55,7 +55,7 @@ def lock_info(key: LockKey | str, *, backend: str = "default") -> LockInfo | Non
     """
     name = lock_name(key)
     settle()
-    verbs = _telling(backend)
+    verbs = telling(backend)
     record = verbs.inspect(name, clock.now() + VERB_SECONDS)
     return None if record is None else verbs.info(record)
 
@@ -68,14 +68,9 @@ def held_locks(*, backend: str = "default") -> Iterator[LockInfo]:
         for info in held_locks(backend="leases"):
             print(info.name, info.holder, info.expires_at)
     """
-    verbs = _telling(backend)
-    return map(verbs.info, held_records(backend, VERB_SECONDS))
-
-
-def held_records(backend: str, seconds: float) -> Iterator[Record]:
-    """The same as the backend gives it, which is asked for at most ``seconds`` at a time."""
+    verbs = telling(backend)
     settle()
-    return _telling(backend).list_held(clock.now() + seconds)
+    return map(verbs.info, verbs.list_held(clock.now() + VERB_SECONDS))
 
 
 def force_release(
@@ -97,13 +92,9 @@ def force_release(
         force_release("billing-run", reason="worker-3 was switched off", user=request.user)
     """
     name = lock_name(key)
-    verbs = _telling(backend)
-    deadline = clock.now() + VERB_SECONDS
-    if fencing_token is not None:
-        seen = verbs.inspect(name, deadline)
-        if seen is None or seen.fencing_token != fencing_token:
-            return False
-    ended = verbs.force_release(name, deadline)
+    verbs = telling(backend)
+    only = {} if fencing_token is None else {"fencing_token": fencing_token}
+    ended = verbs.force_release(name, clock.now() + VERB_SECONDS, **only)
     if ended is None:
         return False
     logger.warning("The lock %s was released by force (user: %s, reason: %s)", name, user, reason or "none given")
@@ -177,7 +168,8 @@ def expired_records(backend: str, grace: Seconds = 0) -> Iterator[Record]:
     return lock_backends.verbs(backend).list_expired(grace_seconds(grace), clock.now() + VERB_SECONDS)
 
 
-def _telling(alias: str) -> BaseLockBackend:
+def telling(alias: str) -> BaseLockBackend:
+    """The verbs of a backend that has those which tell of holds; LockBackendError for one of the least kind."""
     verbs = lock_backends.verbs(alias)
     if isinstance(verbs, HandleBackend):
         raise LockBackendError(f"The lock backend {alias!r} does not tell who holds a lock")

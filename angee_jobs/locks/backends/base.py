@@ -121,6 +121,18 @@ class BaseLockBackend:
         """All live holds, in no particular order."""
         raise NotImplementedError
 
+    def scan_held(self, fields: Sequence[str], deadline: float) -> Iterator[Sequence[tuple[Any, ...]]] | None:
+        """Of all live holds, many at a time, the name and these ``fields``: where :meth:`list_held` reads too much.
+
+        Optional. A field is ``holder``, ``acquired_at``, ``expires_in`` or ``fencing_token``, as in :class:`Record`.
+        A hold may come twice. None: this backend has no such verb, and its records are read instead.
+        """
+        return None
+
+    def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
+        """The live holds among ``names``, in any order: what remains to be known after :meth:`scan_held`."""
+        return [record for name in names if (record := self.inspect(name, deadline)) is not None]
+
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
         """What a reap would remove now."""
         return iter(())
@@ -129,8 +141,11 @@ class BaseLockBackend:
         """Remove at most ``batch_size`` holds that expired more than ``grace`` seconds ago; how many were."""
         return 0
 
-    def force_release(self, name: str, deadline: float) -> Record | None:
-        """End the hold of ``name`` whoever owns it; what was ended, or None."""
+    def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
+        """End the hold of ``name`` whoever owns it; what was ended, or None.
+
+        With ``fencing_token`` only that hold: one with another token is left alone, in the same step that would end it.
+        """
         raise NotImplementedError
 
     def remaining(self, name: str, deadline: float) -> float | None:
@@ -264,4 +279,5 @@ def to_datetime(seconds: float | None) -> datetime | None:
 
 def owner_digest(owner: str) -> str:
     """What a storage on a server or in a file knows of an owner id: to read it there, or in a log, releases nothing."""
-    return hashlib.sha256(owner.encode()).hexdigest()
+    digest: str | None = getattr(owner, "digest", None)
+    return hashlib.sha256(owner.encode()).hexdigest() if digest is None else digest

@@ -113,9 +113,10 @@ class LocalLockBackend(BaseLockBackend):
                 count += 1
         return count
 
-    def force_release(self, name: str, deadline: float) -> Record | None:
+    def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
         with self._mutex:
             record = self.inspect(name, deadline)
-            if record is not None:
-                del self._leases[name]
+            if record is None or fencing_token not in (None, record.fencing_token):
+                return None
+            del self._leases[name]
             return record

@@ -221,12 +221,13 @@ class Session:
         self, statement: Statement, parameters: Sequence[Parameter], deadline: float, owner: str = ""
     ) -> list[Row]:
         """The rows of one statement. Raises SessionLost, NoAnswer, or psycopg's error if the server refused it."""
-        try:
-            self.settle(deadline)
-        except NoAnswer:
-            raise NoAnswer(sent=False) from None
-        except SessionLost as error:
-            raise SessionLost(str(error), sent=False) from error.__cause__
+        if self.busy:
+            try:
+                self.settle(deadline)
+            except NoAnswer:
+                raise NoAnswer(sent=False) from None
+            except SessionLost as error:
+                raise SessionLost(str(error), sent=False) from error.__cause__
         if not self.look():
             raise SessionLost("the server has closed the connection", sent=False)
         request = Request(owner)
@@ -314,7 +315,7 @@ class Session:
             while not request.done:
                 if pgconn.is_busy():
                     left = deadline - clock.now()
-                    if self._readable(min(left, _SLICE_SECONDS)):
+                    if self._readable(left if left < _SLICE_SECONDS else _SLICE_SECONDS):
                         pgconn.consume_input()
                     elif left <= _SLICE_SECONDS and not request.done:
                         raise NoAnswer(sent=True)
@@ -344,7 +345,7 @@ class Session:
             poll = select.poll()
             poll.register(self._pgconn.socket, select.POLLIN)
         try:
-            return bool(poll.poll(max(0.0, min(seconds * 1000, 2**31 - 1))))
+            return bool(poll.poll(seconds * 1000 if seconds > 0 else 0))
         finally:
             self._poll = poll
 

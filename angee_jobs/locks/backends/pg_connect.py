@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
+from django.db import connections
 
 #: What Django puts among the connection's parameters for psycopg itself, and psycopg does not pass on to libpq.
 _NOT_LIBPQ = ("autocommit", "context", "cursor_factory", "prepare_threshold", "row_factory")
@@ -31,7 +32,6 @@ def connection_parameters(alias: str) -> tuple[dict[str, Any], str | None]:
 
     Read anew for every connection: a test run changes the database's name, a password may be made for the moment.
     """
-    from django.db import connections
     from django.utils.connection import ConnectionDoesNotExist
 
     require_psycopg(alias)
@@ -50,6 +50,4 @@ def connection_parameters(alias: str) -> tuple[dict[str, Any], str | None]:
 
 def database_name(alias: str) -> str:
     """The name in the settings now; a session to another one is out of date."""
-    from django.db import connections
-
     return str(connections.settings[alias]["NAME"])

@@ -174,6 +174,8 @@ class HoldSession:
         return freed
 
     def _free_on(self, session: Session, entry: Entry, deadline: float) -> bool:
+        if self.entries.get(entry.key) is not entry:
+            return False  # another thread was faster, and the next hold of this key may be on this very session
         if entry.unlocking is not None:  # an earlier try, which was not waited for
             session.settle(deadline)
             if any(result.ntuples and result.get_value(0, 1) == b"t" for result in entry.unlocking.results):

@@ -170,7 +170,7 @@ class Pool:
         slots = self.slots
         for slot in slots:  # nearly always the first one is it
             session = slot.session
-            if session is not None and not slot.claimed and not session.busy:
+            if session is not None and "by" not in slot.claims and not session.busy:
                 claim = Claim(self, slot)
                 if claim.take():
                     return claim

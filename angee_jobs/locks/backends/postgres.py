@@ -142,7 +142,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         self._session.rows(sql.PRUNE, deadline=deadline)
         return 0
 
-    def force_release(self, name: str, deadline: float) -> Record | None:
+    def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
         """Ask the process that holds ``name`` to give it up, which tells its holder the loss.
 
         LockBackendError if it does not in time: :meth:`end_session` is what is left then.
@@ -150,14 +150,25 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         key = advisory_key(name)
         entry = self._session.entries.get(key)
         if entry is not None and entry.granted:
+            if fencing_token not in (None, entry.token):
+                return None
             return entry.record() if self._session.free(entry, deadline) else None
         found = self._find(name, deadline)
         if found is None:
             return None
         server_pid, record = found
-        payload = f"{key}:{'' if record.fencing_token is None else record.fencing_token}"
-        self._session.rows(sql.ASK, sql.ask_channel(server_pid), payload, deadline=deadline)
+        token = record.fencing_token
+        if token is None:  # not published yet; its process knows it
+            token = fencing_token
+        elif fencing_token not in (None, token):
+            return None
+        self._session.rows(
+            sql.ASK, sql.ask_channel(server_pid), f"{key}:{'' if token is None else token}", deadline=deadline
+        )
         while (again := self._find(name, deadline)) is not None and again[0] == server_pid:
+            if token is not None and again[1].fencing_token not in (None, token):
+                # The next hold of the same process; or the one that was not published, and had another token.
+                return None if record.fencing_token is None else record
             if clock.now() + 2 * ASKED_SECONDS >= deadline:
                 raise LockBackendError(
                     f"The process that holds {name} did not give it up when it was asked. Its session (server process "

@@ -14,7 +14,8 @@ The server knows the digest of an owner id only: to read it there, or in a slow 
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterator, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import clock
@@ -35,6 +36,8 @@ GONE_MS = b"60000"
 UNANSWERED_MOST = 10_000
 #: How many holds one page of a list has.
 PAGE = 500
+#: How many holds a scan looks at in one request, which takes the server a few milliseconds.
+SCAN = 2000
 #: Should nobody reap: once in so many releases, what crashed holders left behind so many seconds ago is removed.
 LEFTOVER_SECONDS = 24 * 3600.0
 TIDY_EVERY = 1000
@@ -46,6 +49,8 @@ _ADOPT = Script("adopt")
 _INSPECT = Script("inspect")
 _LIST_HELD = Script("list_held")
 _LIST_EXPIRED = Script("list_expired")
+_SCAN_HELD = Script("scan_held")
+_INSPECT_MANY = Script("inspect_many")
 _REAP = Script("reap")
 _FORCE_RELEASE = Script("force_release")
 _REMAINING = Script("remaining")
@@ -194,6 +199,31 @@ class RedisLockBackend(BaseLockBackend):
                 return
             deadline = max(deadline, clock.now() + VERB_SECONDS)
 
+    def scan_held(self, fields: Sequence[str], deadline: float) -> Iterator[Sequence[tuple[Any, ...]]]:
+        # In the order of their ends, where those that have ended need not be passed. A renewal takes a hold further
+        # on, never back. Each part begins with the end of the last one, since many may end at once.
+        seen: set[str] = set()
+        what = b"holder" if "holder" in fields else b""
+        since, most = b"", SCAN
+        while True:
+            reply, _ = self.connections.run(
+                _SCAN_HELD, (self._index,), (since, b"%d" % most, self._hold, what), deadline
+            )
+            looked_at, last, rows = self._part(reply, fields)
+            fresh = [row for row in rows if row[0] not in seen]
+            seen.update([row[0] for row in fresh])
+            yield fresh
+            if looked_at < most:
+                return
+            most = 2 * most if last == since else SCAN
+            since = last
+            deadline = max(deadline, clock.now() + VERB_SECONDS)
+
+    def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
+        locks = [name.encode() for name in names]
+        reply, _ = self.connections.run(_INSPECT_MANY, [self._hold + lock for lock in locks], locks, deadline)
+        return self._page(reply)[1]
+
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
         skip = 0
         while True:
@@ -219,9 +249,10 @@ class RedisLockBackend(BaseLockBackend):
                 break
         return removed
 
-    def force_release(self, name: str, deadline: float) -> Record | None:
+    def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
         lock = name.encode()
-        args = (lock, self.watcher.channel(name))
+        token = b"" if fencing_token is None else b"%016d" % fencing_token
+        args = (lock, self.watcher.channel(name), token)
         reply, _ = self.connections.run(_FORCE_RELEASE, (self._hold + lock, self._index), args, deadline, again=False)
         return self._record_of(name, reply)
 
@@ -281,6 +312,26 @@ class RedisLockBackend(BaseLockBackend):
         now = self._time(reply[0])
         pairs = zip(reply[2::2], reply[3::2], strict=True)
         return reply[1], [self._record(name.decode(errors="replace"), hold, now) for name, hold in pairs]
+
+    def _part(self, reply: object, fields: Sequence[str]) -> tuple[int, bytes, list[tuple[Any, ...]]]:
+        """How many entries a part of a scan had, the end of its last one, and the rows."""
+        if not isinstance(reply, list) or len(reply) != 4 or not isinstance(reply[3], bytes):
+            raise self._odd(reply)
+        now = self._time(reply[0])
+        flat: list[str] = json.loads(reply[3].decode(errors="replace"))
+        step = 3 if "holder" in fields else 2
+        heads = flat[1::step]
+        columns: dict[str, Callable[[], Iterable[Any]]] = {
+            "holder": lambda: flat[2::step],
+            "acquired_at": lambda: [int(head[32:]) / 1e6 for head in heads],
+            "expires_in": lambda: [(int(head[:16]) - now) / 1e6 for head in heads],
+            "fencing_token": lambda: [int(head[16:32]) for head in heads],
+        }
+        try:
+            rows = [*zip(flat[::step], *(columns[field]() for field in fields), strict=True)]
+        except ValueError as error:
+            raise self._odd(reply) from error
+        return self._number(reply[1]), reply[2], rows
 
     def _time(self, reply: object) -> int:
         if not isinstance(reply, bytes) or not reply.isdigit():

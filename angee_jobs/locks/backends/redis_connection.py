@@ -24,6 +24,7 @@ import select
 import socket
 import ssl
 import struct
+import sys
 import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -39,6 +40,8 @@ IDLE_SECONDS = 60.0
 #: Replies that begin so come from a server that is not, or no longer, the one to talk to. Nothing was carried out.
 _WRONG_SERVER = ("READONLY", "MASTERDOWN", "LOADING", "NOAUTH")
 _DEEPEST = 8
+#: How long a socket blocks, in seconds.
+SLICE_SECONDS = 0.05
 _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 
@@ -76,16 +79,17 @@ class Script:
 class Wire:
     """One connection. Used by one thread at a time.
 
-    The socket never blocks: what waits is ``poll``, which takes fewer system calls than a socket with a timeout.
+    A read on the socket itself blocks for a slice of the wait at most, which saves asking ``poll`` first; what TLS
+    has read is not the socket's to tell, so there it never blocks.
     """
 
-    __slots__ = ("_buffer", "_driver", "_poll", "_position", "generation", "sock", "used_at")
+    __slots__ = ("_blocks", "_buffer", "_driver", "_poll", "_position", "generation", "sock", "used_at")
 
     def __init__(self, driver: Any) -> None:
         sock = driver._sock
         if not isinstance(sock, socket.socket):
             raise ConnectionError(f"{type(driver).__name__} has no socket of its own")
-        sock.setblocking(False)
+        self._blocks = _block_for_slices(sock)
         self._driver = driver  # keeps the socket open
         self.sock = sock
         self._buffer = b""
@@ -165,11 +169,11 @@ class Wire:
             left = deadline - clock.now()
             if left <= 0:
                 raise TimeoutError("the answer did not arrive in time")
-            if self._poll(left * 1000 + 1):
+            if (self._blocks and left > SLICE_SECONDS) or self._poll(left * 1000 + 1):
                 try:
                     chunk = self.sock.recv(65536)
                     break
-                except _WOULD_BLOCK:  # TLS has read only a part of what it needs
+                except _WOULD_BLOCK:  # the slice is over, or TLS has read only a part of what it needs
                     pass
         if not chunk:
             raise ConnectionError("the server closed the connection")
@@ -183,6 +187,19 @@ class Wire:
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         with contextlib.suppress(Exception):
             self._driver.disconnect()
+
+
+def _block_for_slices(sock: socket.socket) -> bool:
+    """Whether the socket blocks from now on, for ``SLICE_SECONDS`` at most; else it does not at all."""
+    if not isinstance(sock, ssl.SSLSocket) and sys.platform != "win32":
+        seconds = struct.pack("@ll", 0, int(SLICE_SECONDS * 1e6))
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, seconds)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, seconds)
+            sock.setblocking(True)
+            return True
+    sock.setblocking(False)
+    return False
 
 
 def _poll(sock: socket.socket) -> Callable[[float], object]:

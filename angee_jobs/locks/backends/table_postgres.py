@@ -166,6 +166,16 @@ class PostgresTableLockBackend(TableLockBackend):
             page = _array(digests[at : at + sql.PAGE_ROWS])
             yield from map(_record, self._rows(sql.HELD, page, deadline=clock.now() + seconds))
 
+    def scan_held(self, fields: Sequence[str], deadline: float) -> Iterator[Sequence[tuple[Any, ...]]]:
+        rows = self._rows(sql.scan(tuple(fields)), deadline=deadline)
+        readers = [_text, *(_text if field == "holder" else number for field in fields)]
+        for at in range(0, len(rows), sql.PAGE_ROWS):
+            columns = zip(*rows[at : at + sql.PAGE_ROWS], strict=True)
+            yield list(zip(*(map(read, column) for read, column in zip(readers, columns, strict=True)), strict=True))
+
+    def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
+        return [*map(_record, self._rows(sql.HELD, _array([*map(name_digest, names)]), deadline=deadline))]
+
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
         return self._pages(sql.EXPIRED, deadline, grace)
 
@@ -202,8 +212,10 @@ class PostgresTableLockBackend(TableLockBackend):
         self._reaped_to = (rows[0][1] or b"").decode()
         return _count(rows)
 
-    def force_release(self, name: str, deadline: float) -> Record | None:
-        rows = self._rows(sql.FORCE, name_digest(name), _patience(deadline), deadline=deadline, again=False)
+    def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
+        rows = self._rows(
+            sql.FORCE, name_digest(name), _patience(deadline), fencing_token, deadline=deadline, again=False
+        )
         return _record(rows[0][1:]) if rows else None
 
     def remaining(self, name: str, deadline: float) -> float | None:
@@ -289,6 +301,10 @@ def _record(row: Row) -> Record:
         expires_in=number(expires_in),
         fencing_token=int(token or 0),
     )
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode()
 
 
 def _count(rows: list[Row]) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
+
 from .pg import Statement
 
 #: Free rows are removed when they have not been used for this many seconds.
@@ -16,8 +19,8 @@ CHANNEL = "angee_jobs_table"
 TABLE = "angee_jobs_tasklock"
 LIVE = "owner <> '' AND expires_at > clock_timestamp()"
 DURABLE = "set_config('synchronous_commit', 'on', true)"
-# Settings of this statement alone. As conditions, they are met before a row is locked. What ends or prolongs a hold
-# need not survive a crash of the server: the hold then ends as its lease does.
+# Settings of this statement alone. As conditions, they are met before a row is locked. What makes or prolongs a hold
+# must survive a crash of the server, since the holder believes in it. What ends one need not: its lease ends it then.
 QUICKLY = "set_config('synchronous_commit', 'off', true) || set_config('lock_timeout', {}, true) <> ''"
 RECORD = """
     name, holder, extract(epoch FROM acquired_at), extract(epoch FROM expires_at),
@@ -44,7 +47,7 @@ EXTEND = Statement(f"""
     SET expires_at = greatest(lock.expires_at, clock_timestamp() + batch.ttl * interval '1 second')
     FROM unnest($1::text[], $2::text[], $3::float8[]) AS batch (digest, owner, ttl)
     WHERE lock.digest = batch.digest::varchar AND lock.owner = batch.owner AND lock.expires_at > clock_timestamp()
-        AND {QUICKLY.format("$4::text")}
+        AND set_config('lock_timeout', $4::text, true) || {DURABLE} <> ''
     RETURNING lock.owner
 """)
 RELEASE = Statement(f"""
@@ -60,6 +63,12 @@ ADOPT = Statement(f"""
     RETURNING fencing_token, extract(epoch FROM acquired_at), extract(epoch FROM expires_at)
 """)
 INSPECT = Statement(f"SELECT {RECORD} FROM {TABLE} WHERE digest = $1 AND {LIVE}")
+SCAN_COLUMNS = {
+    "holder": "holder",
+    "acquired_at": "extract(epoch FROM acquired_at)",
+    "expires_in": "extract(epoch FROM expires_at - clock_timestamp())",
+    "fencing_token": "fencing_token",
+}
 OVER = "owner <> '' AND expires_at <= clock_timestamp() - {} * interval '1 second'"
 PAGE = f"SELECT digest, {RECORD} FROM {TABLE} WHERE digest > $1 AND {{}} ORDER BY digest LIMIT {{}}"
 PAGE_ROWS = 1000
@@ -98,6 +107,7 @@ FORCE = Statement(f"""
     WITH held AS (
         SELECT digest, {RECORD} FROM {TABLE}
         WHERE digest = $1 AND {LIVE} AND set_config('lock_timeout', $2::text, true) <> ''
+            AND coalesce(fencing_token = $3::bigint, true)
         FOR UPDATE
     ), ended AS (
         UPDATE {TABLE} SET owner = '', expires_at = clock_timestamp()
@@ -113,3 +123,10 @@ MARK = Statement(f"""
     RETURNING extract(epoch FROM expires_at - clock_timestamp())
 """)
 STILL_HELD = Statement(f"SELECT digest FROM {TABLE} WHERE digest = ANY($1::text[]::varchar[]) AND {LIVE}")
+
+
+@functools.cache
+def scan(fields: Sequence[str]) -> Statement:
+    """Name and ``fields`` of all live holds."""
+    columns = ", ".join(["name", *(SCAN_COLUMNS[field] for field in fields)])
+    return Statement(f"SELECT {columns} FROM {TABLE} WHERE {LIVE}")

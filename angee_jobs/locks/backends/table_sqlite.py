@@ -26,6 +26,8 @@ import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, TypeVar
 
+from django.db import connections
+
 from .. import clock, process
 from ..errors import LockBackendError
 from . import table_sqlite_sql as sql
@@ -35,6 +37,7 @@ from .table import TableLockBackend
 SUFFIX = ".locks"
 #: SQLite itself waits this long for another process's write before the deadline is looked at again, in ms.
 BUSY_MS = 50
+PAGE_BYTES = 1024
 #: What SQLite says, having done nothing, when somebody put another file in the place of the one that is open.
 REPLACED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_READONLY_DBMOVED)
 #: Free rows that have not been used for this many seconds are removed, once in so many releases.
@@ -42,6 +45,8 @@ IDLE_SECONDS = 60.0
 TIDY_EVERY = 1000
 #: A pass of the reaper that began so long ago was broken off, in seconds.
 PASS_SECONDS = 600.0
+#: How many rows a scan looks at in one statement, which keeps the file for a few milliseconds.
+SCAN_ROWS = 5000
 #: How often the file is looked at for another process's writes while somebody waits: the longer nothing happened,
 #: the more seldom, from 2 ms (about 2 % of a core) to 20 ms after 10 s.
 POLL_FASTEST, POLL_SLOWEST, POLL_SHARE = 0.002, 0.02, 1 / 500
@@ -87,8 +92,6 @@ class SqliteTableLockBackend(TableLockBackend):
         return not self._in_memory(self._database())
 
     def _database(self) -> str:
-        from django.db import connections
-
         return str(connections.settings[self.db_alias]["NAME"])
 
     @staticmethod
@@ -138,6 +141,8 @@ class SqliteTableLockBackend(TableLockBackend):
     def _prepare(self, connection: sqlite3.Connection, path: str, database: str) -> None:
         """Make the tables in a new file; refuse one that is not ours."""
         execute = connection.execute
+        # Where the file is new. Each commit writes a page or two whole, and a row is far smaller than one of 4 KiB.
+        execute(f"PRAGMA page_size = {PAGE_BYTES}")
         if path and execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
             raise LockBackendError(f"The lock file {path} cannot be put into WAL mode")
         # A checkpoint is synced, a commit is not: see the module about power cuts.
@@ -215,6 +220,20 @@ class SqliteTableLockBackend(TableLockBackend):
     def list_held(self, deadline: float) -> Iterator[Record]:
         return self._pages(deadline, sql.HELD)
 
+    def scan_held(self, fields: Sequence[str], deadline: float) -> Iterator[Sequence[tuple[Any, ...]]]:
+        scan, after = sql.scan(tuple(fields)), ""
+        while True:
+            end = self._row(deadline, sql.STRETCH, after, SCAN_ROWS - 1)
+            # A blob comes after every text.
+            yield self._rows(deadline, scan, after, b"" if end is None else end[0])
+            if end is None:
+                return
+            after = end[0]
+            deadline = max(deadline, clock.now() + 1.0)
+
+    def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
+        return [_record(row) for row in self._rows(deadline, sql.INSPECT_MANY, json.dumps(list(names)))]
+
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
         return self._pages(deadline, sql.LIST_EXPIRED, grace)
 
@@ -259,13 +278,15 @@ class SqliteTableLockBackend(TableLockBackend):
 
         return self._run(deadline, work)
 
-    def force_release(self, name: str, deadline: float) -> Record | None:
+    def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
         def work(connection: sqlite3.Connection) -> Record | None:
             with _transaction(connection):
                 row = sql.INSPECT(connection, name).fetchone()
-                if row is not None:
-                    sql.FORCE_RELEASE(connection, name)
-            return None if row is None else _record(row)
+                record = None if row is None else _record(row)
+                if record is None or fencing_token not in (None, record.fencing_token):
+                    return None
+                sql.FORCE_RELEASE(connection, name)
+                return record
 
         return self._run(deadline, work)
 

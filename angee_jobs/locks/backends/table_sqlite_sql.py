@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 import re
 import sqlite3
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from .. import clock
@@ -89,7 +91,11 @@ RETURNING fencing_token, acquired_at
 """)
 RECORD = "SELECT name, holder, acquired_at, expires - ?2, fencing_token, boot = ?1 FROM lock"
 INSPECT = Statement(f"{RECORD} WHERE name = ?3 AND expires > ?2 AND boot = ?1")
+INSPECT_MANY = Statement(f"{RECORD} WHERE name IN (SELECT value FROM json_each(?3)) AND expires > ?2 AND boot = ?1")
 HELD = Statement(f"{RECORD} WHERE name > ?3 AND expires > ?2 AND boot = ?1 ORDER BY name LIMIT ?4")
+#: Where a stretch of so many rows ends. A scan takes one after the other, live or not, so that none lasts long.
+STRETCH = Statement("SELECT name FROM lock WHERE name > ?3 ORDER BY name LIMIT 1 OFFSET ?4")
+_COLUMNS = {"expires_in": "expires - ?2"}
 EXPIRED = "owner <> '' AND (expires <= ?2 - ?3 OR boot <> ?1)"
 LIST_EXPIRED = Statement(f"{RECORD} WHERE {EXPIRED} AND name > ?4 ORDER BY name LIMIT ?5")
 REMAINING = Statement("SELECT expires - ?2 FROM lock WHERE name = ?3 AND expires > ?2 AND boot = ?1")
@@ -102,3 +108,10 @@ REMOVE_EXPIRED, REMOVE_IDLE = (
     for which in (EXPIRED, IDLE)
 )
 RAISE_FLOOR = "UPDATE floor SET fencing_token = max(fencing_token, ?)"
+
+
+@functools.cache
+def scan(fields: Sequence[str]) -> Statement:
+    """Name and ``fields`` of the live holds in one stretch."""
+    columns = ", ".join(["name", *(_COLUMNS.get(field, field) for field in fields)])
+    return Statement(f"SELECT {columns} FROM lock WHERE name > ?3 AND name <= ?4 AND expires > ?2 AND boot = ?1")

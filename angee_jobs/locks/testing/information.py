@@ -148,6 +148,75 @@ class Information(ContractCase):
         self.assertTrue(held.lost)
         self.assertTrue(newer.release())
 
+    def test_force_release_of_one_hold_leaves_the_next_one_alone(self) -> None:
+        self.needs("listing", "fencing")
+        older, newer = self.lock(ttl=5), self.lock(ttl=5)
+        older.acquire()
+        token = older.fencing_token
+        older.release()
+        newer.acquire()
+        self.assertIsNone(self.backend.force_release(self.key.name, now() + VERB_SECONDS, fencing_token=token))
+        self.assertIs(force_release(self.key, fencing_token=token, backend=self.alias), False)
+        self.assert_held()
+        self.assertTrue(newer.extend())
+        self.assertIs(force_release(self.key, fencing_token=newer.fencing_token, backend=self.alias), True)
+        self.assert_free()
+
+    def test_force_release_by_a_token_races_with_the_holders(self) -> None:
+        self.needs("listing", "fencing")
+        stop = threading.Event()
+        self.addCleanup(stop.set)
+        tokens: list[int] = []
+        named: set[int] = set()
+
+        def hold() -> int:
+            rounds = 0
+            each = self.lock(ttl=5)
+            while not stop.is_set():
+                self.assertTrue(each.acquire(5))
+                token = each.fencing_token
+                assert token is not None
+                tokens.append(token)
+                if not each.release():
+                    self.assertIn(token, named, "it was ended by somebody who named another hold")
+                rounds += 1
+            return rounds
+
+        holder = self.in_background(hold)
+        eventually(lambda: bool(tokens))
+        limit = now() + 0.4
+        while now() < limit:
+            token = tokens[-1]
+            named.add(token)
+            if not self.backend.force_release(self.key.name, now() + VERB_SECONDS, fencing_token=token):
+                named.discard(token)
+        stop.set()
+        self.assertGreater(holder.result(), 1)
+
+    def test_what_a_scan_tells_is_what_the_list_tells(self) -> None:
+        self.needs("listing")
+        fields = ("fencing_token", "holder", "acquired_at")
+        if self.backend.scan_held(fields, now() + VERB_SECONDS) is None:
+            self.skipTest("the backend has no scan_held()")
+        holds = [self.lock(self.new_key(), ttl=5, note="ä") for _ in range(5)]
+        for each in holds:
+            each.acquire()
+        names = {each.key.name for each in holds}
+        listed = {each.name: each for each in self.backend.list_held(now() + VERB_SECONDS) if each.name in names}
+        self.assertEqual(listed.keys(), names)
+        for wanted in (fields, ("holder",), ()):
+            scan = self.backend.scan_held(wanted, now() + VERB_SECONDS)
+            assert scan is not None
+            rows = {row[0]: row[1:] for rows in scan for row in rows if row[0] in names}
+            expected = {name: tuple(getattr(each, field) for field in wanted) for name, each in listed.items()}
+            self.assertEqual(rows, expected)
+        holds[0].release()
+        found = self.backend.inspect_many([*names, self.new_key().name], now() + VERB_SECONDS)
+        self.assertEqual({each.name for each in found}, names - {holds[0].key.name})
+        for record in found:
+            self.assertEqual(record.fencing_token, listed[record.name].fencing_token)
+            self.assertEqual(record.holder, listed[record.name].holder)
+
 
 class Reaping(ContractCase):
     requires: ClassVar[Sequence[str]] = ("leases", "listing")

@@ -23,18 +23,18 @@ if hold then
         return 0
     end
 end
-if redis.call('EXISTS', KEYS[4]) == 1 then
+local known = redis.call('MGET', KEYS[4], KEYS[3])
+if known[1] then
     return 0 -- this request was given up, and comes late
 end
 
-local last = tonumber(redis.call('GET', KEYS[3]) or 0)
+local last = tonumber(known[2] or 0)
 local token = math.max((last or 2 ^ 53) + 1, now)
 if token >= 2 ^ 53 then
     return redis.error_reply('ERR not a fencing token: ' .. KEYS[3])
 end
 local expires = now + ARGV[3]
 local head = string.format('%016.0f%016.0f%016.0f', expires, token, now)
-redis.call('SET', KEYS[3], string.format('%.0f', token))
 redis.call('ZADD', KEYS[2], string.format('%.0f', expires), ARGV[1])
-redis.call('SET', KEYS[1], head .. ARGV[2] .. ARGV[4])
+redis.call('MSET', KEYS[3], string.format('%.0f', token), KEYS[1], head .. ARGV[2] .. ARGV[4])
 return head

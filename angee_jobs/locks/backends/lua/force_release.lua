@@ -1,7 +1,7 @@
 -- End the live hold of a name whoever owns it, and wake who waits for it.
 --
 -- KEYS  the hold, the index
--- ARGV  name, channel
+-- ARGV  name, channel, the fencing token that it must have (16 digits; empty: any)
 -- Returns the time in microseconds and the hold that was ended, or 0 if there was none.
 
 local time = redis.call('TIME')
@@ -9,7 +9,7 @@ local now = time[1] * 1000000 + time[2]
 
 local hold = redis.call('GET', KEYS[1])
 local expires = hold and tonumber(string.sub(hold, 1, 16))
-if not expires or expires <= now then
+if not expires or expires <= now or (ARGV[3] ~= '' and string.sub(hold, 17, 32) ~= ARGV[3]) then
     return 0
 end
 redis.call('DEL', KEYS[1])
