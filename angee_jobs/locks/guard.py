@@ -48,7 +48,8 @@ def guard(lock: Lock, using: str, timeout: float) -> Iterator[None]:
             f"The backend of {lock.name} gives no fencing tokens, which guard() needs", name=lock.name
         )
     try:
-        with _bounded_wait(connection, timeout):
+        # The limit is set past Django's cursor, whose errors are the driver's own.
+        with connection.wrap_database_errors, _bounded_wait(connection, timeout):
             passed = _pass(using, lock.name, token)
     except DatabaseError as error:
         raise_clearly(connection, error, lock.name, using, timeout)

@@ -1,0 +1,46 @@
+"""What the torture run (`python -m tests.torture`) has found, each as a test of its own."""
+
+import pytest
+from django.db import OperationalError, connections, transaction
+
+from angee_jobs.locks import lock
+from angee_jobs.locks.backends.base import Extension
+from angee_jobs.locks.backends.table import TableLockBackend
+from tests.pg_helpers import in_production, within
+
+__all__ = ["in_production"]
+
+NAME = "angee:name:torture"
+
+
+@pytest.mark.once
+def test_a_crash_of_the_server_does_not_take_an_extension_back(postgres, in_production):
+    """The holder was told that it has ten minutes: so it has, although the server crashed right after it said so."""
+    postgres.query("TRUNCATE angee_jobs_tasklock")
+    backend = TableLockBackend(alias="postgres")
+    assert backend.acquire(NAME, "owner", 5.0, "{}", within())
+    assert backend.extend([Extension(NAME, "owner", 600.0)], within()) == ["owner"]
+    postgres.kill()
+    postgres.start()
+    record = backend.inspect(NAME, within())
+    assert record is not None
+    assert record.expires_in > 500
+    backend.release(NAME, "owner", within())
+    backend.close()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("backend", ["postgres_table", "redis"])
+def test_a_guard_on_a_connection_that_is_gone_raises_an_error_of_django(postgres, valkey, backend):
+    """And not one of the driver, which nobody who uses Django would catch."""
+    with lock("torture-guard", backend=backend) as held:
+        with pytest.raises(OperationalError):
+            with transaction.atomic(using="postgres"):
+                connections["postgres"].ensure_connection()
+                postgres.terminate(connections["postgres"].connection.info.backend_pid)
+                with held.guard(using="postgres"):
+                    raise AssertionError("nothing can be guarded here")
+    connections["postgres"].close_if_unusable_or_obsolete()
+    with lock("torture-guard", backend=backend) as held:
+        with transaction.atomic(using="postgres"), held.guard(using="postgres"):
+            pass
