@@ -6,14 +6,12 @@ page for a single row of the lock table: nothing there is for reading but what t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from django import VERSION
 from django.apps import apps
 from django.contrib import admin, messages
-from django.contrib.admin.models import DELETION, LogEntry
 from django.contrib.admin.utils import quote
-from django.contrib.contenttypes.models import ContentType
 from django.core.exceptions import PermissionDenied
 from django.http import HttpResponseRedirect, QueryDict
 from django.template.response import TemplateResponse
@@ -23,15 +21,13 @@ from django.utils.text import Truncator
 from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
-from .forced_release import Stuck, release
+from .forced_release import Stuck, release, write_admin_log
 from .heldlocks import REFRESH, Inspector, Query, Row, Target, explain, listing
 from .locks import LockKey
-from .locks.keys import name_digest
 from .locks.operations import end_session, holds_beside
 from .models import TaskLock
 
 if TYPE_CHECKING:
-    from django.contrib.auth.models import User
     from django.http import HttpRequest, HttpResponse
     from django.urls import URLPattern
     from django.utils.functional import Promise
@@ -166,7 +162,7 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         """Release each and tell the user; what only ending a database session would free."""
 
         def log(target: Target) -> None:
-            self._log_release(request, target, reason)
+            write_admin_log(request.user, target, reason)
 
         result = release(targets, user=request.user.get_username(), reason=reason, done=log)
         for alias, error in result.errors.items():
@@ -197,19 +193,8 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             return
         for info in beside[1]:
             held = Target(target.backend, info.name, info.fencing_token)
-            self._log_release(request, held, f"{reason} (its session was ended)")
+            write_admin_log(request.user, held, f"{reason} (its session was ended)")
         messages.success(request, _("Ended the session, and all its locks with it."))
-
-    def _log_release(self, request: HttpRequest, target: Target, reason: str) -> None:
-        which = f"backend {target.backend}, fencing token {target.fencing_token}"
-        LogEntry.objects.create(
-            user_id=cast("User", request.user).pk,
-            content_type=ContentType.objects.get_for_model(self.model),
-            object_id=name_digest(target.name),
-            object_repr=target.name[:200],
-            action_flag=DELETION,
-            change_message=f"Released by force ({which}): {reason}",
-        )
 
     # What a row says.
 

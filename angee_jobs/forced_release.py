@@ -1,12 +1,17 @@
-"""Releasing several holds by force, as the page of held locks does: one that fails does not keep the others."""
+"""Releasing several holds by force, as the page of held locks does: one that fails does not keep the others.
+
+Also what a release leaves in the admin's log, by whichever way it came about.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from .heldlocks import Target, explain
 from .locks.errors import LockBackendError
+from .locks.keys import name_digest
 from .locks.operations import force_release, holds_beside
 from .locks.types import LockInfo
 
@@ -75,3 +80,21 @@ def _is_stuck(target: Target, result: Released, *, newly: bool = False) -> bool:
     stuck.targets.append(target)
     stuck.others = [info for info in stuck.others if info.name not in {each.name for each in stuck.targets}]
     return True
+
+
+def write_admin_log(user: Any, target: Target, reason: str) -> None:
+    """Note in the admin's log that ``user`` has released that hold by force, and why."""
+    from django.contrib.admin.models import DELETION, LogEntry
+    from django.contrib.contenttypes.models import ContentType
+
+    from .models import TaskLock
+
+    which = f"backend {target.backend}, fencing token {target.fencing_token}"
+    LogEntry.objects.create(
+        user_id=user.pk,
+        content_type=ContentType.objects.get_for_model(TaskLock),
+        object_id=name_digest(target.name),
+        object_repr=target.name[:200],
+        action_flag=DELETION,
+        change_message=f"Released by force ({which}): {reason}",
+    )

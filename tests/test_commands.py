@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from django.contrib.admin.models import LogEntry
+from django.contrib.auth.models import User
 from django.core.management import CommandError, call_command
-from django.test import override_settings
+from django.db import DatabaseError
+from django.test import modify_settings, override_settings
 
 from angee_jobs.locks import Lock, LockKey, attach_lock, held_locks, lock, lock_backends, lock_info, record_lock_key
 from angee_jobs.locks.errors import LockBackendError, LockLostError
@@ -107,6 +110,21 @@ def test_a_backend_that_is_down_fails_after_the_others_were_listed() -> None:
     assert "The lock backend 'down' could not be asked" in line
 
 
+def test_a_backend_that_cannot_list_does_not_fail_the_others(capsys: pytest.CaptureFixture[str]) -> None:
+    with override_settings(ANGEE_JOBS_LOCKS=LOCKS | {"third": {"BACKEND": "tests.admin_page.TellsNothing"}}):
+        with lock("billing-run"):
+            assert execute("list_locks") == 0
+            printed = capsys.readouterr()
+            assert "angee:name:billing-run" in printed.out
+            assert printed.err.splitlines() == ["The lock backend 'third' cannot list its locks"]
+            assert execute("list_locks", "--backend", "third") == 1, "it was asked for"
+            assert "does not tell who holds a lock" in capsys.readouterr().err
+        assert execute("list_locks", "--stale", "--format", "json") == 0
+        printed = capsys.readouterr()
+        assert json.loads(printed.out) == [] and len(printed.err.splitlines()) == 1
+        assert execute("reap_locks") == 0, "it has nothing to reap"
+
+
 # release_lock
 
 
@@ -129,6 +147,65 @@ def test_release_lock_logs_who_and_why(caplog: pytest.LogCaptureFixture) -> None
     assert "worker is off" in caplog.text and "on the command line" in caplog.text
     assert held.owner_id and held.owner_id not in caplog.text
     assert held.lost, "in the same process, the holder is told at once"
+
+
+@pytest.fixture(name="root")
+def operator() -> Iterator[User]:
+    user = User.objects.create(username="root")
+    yield user
+    LogEntry.objects.all().delete()
+    user.delete()
+
+
+def test_release_lock_in_the_name_of_a_user(root: User, caplog: pytest.LogCaptureFixture) -> None:
+    held = Lock("billing-run", ttl=60)
+    assert held.acquire()
+    run("release_lock", "billing-run", reason="worker is off", user="root")
+    assert "user: root (" in caplog.text and "on the command line" in caplog.text
+    [entry] = LogEntry.objects.all()
+    assert (entry.user, entry.object_repr) == (root, "angee:name:billing-run")
+    assert str(held.fencing_token) in entry.change_message and entry.change_message.endswith(": worker is off")
+    assert held.owner_id and held.owner_id not in str(vars(entry))
+    assert not held.release()
+
+
+def test_release_lock_in_the_name_of_nobody_releases_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with lock("billing-run"):
+        assert execute("release_lock", "billing-run", "--user", "nobody") == 2
+        assert capsys.readouterr().err == "CommandError: there is no user 'nobody'\n"
+        assert not is_free("billing-run")
+
+
+def test_all_that_ended_with_a_session_is_in_the_log_of_the_admin(root: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    with lock("billing-run"), lock("other"), monkeypatch.context() as patched:
+        Stuck.install(patched)
+        run("release_lock", "billing-run", end_session=4711, user="root")
+    assert {entry.object_repr for entry in LogEntry.objects.all()} == {"angee:name:billing-run", "angee:name:other"}
+
+
+def test_a_log_of_the_admin_that_cannot_be_written(
+    root: User, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise DatabaseError("no such table")
+
+    held = Lock("billing-run", ttl=60)
+    assert held.acquire()
+    monkeypatch.setattr(LogEntry.objects, "create", fail)
+    assert execute("release_lock", "billing-run", "--user", "root") == 0, "the lock is free"
+    printed = capsys.readouterr()
+    assert "Released" in printed.out
+    assert printed.err == "The log of the admin could not be written: no such table\n"
+    assert not held.release()
+
+
+def test_without_an_admin_the_user_is_only_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    held = Lock("billing-run", ttl=60)
+    assert held.acquire()
+    with modify_settings(INSTALLED_APPS={"remove": ["django.contrib.admin"]}):
+        run("release_lock", "billing-run", user="somebody")
+    assert "user: somebody (" in caplog.text
+    assert not held.release()
 
 
 def test_release_lock_says_where_it_is_held() -> None:
@@ -176,7 +253,9 @@ def test_release_lock_of_a_process_that_is_stuck(monkeypatch: pytest.MonkeyPatch
             with pytest.raises(CommandError) as error:
                 run("release_lock", "billing-run", end_session=1)
             assert error.value.returncode == 3
-            assert "Released" in run("release_lock", "billing-run", end_session=4711)
+            text = run("release_lock", "billing-run", end_session=4711)
+            assert "Released angee:name:billing-run" in text and "by ending the database session 4711" in text
+            assert "and with it angee:name:other." in text and "The holder was not stopped" not in text
         with pytest.raises(CommandError, match="do not hang on sessions") as error:
             run("release_lock", "billing-run", end_session=1)
         assert error.value.returncode == 2

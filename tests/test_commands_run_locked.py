@@ -9,13 +9,15 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from django.test import override_settings
 
 from angee_jobs.locks import Lock, force_release, lock
 from tests.commands import Running, alive, configured, execute, is_free, manage
 from tests.procs import stopwatch
-from tests.servers import eventually
+from tests.servers import PostgresServer, eventually
 
 #: Says what it is, and what it got, and ends only when it has to.
 PATIENT = """
@@ -105,6 +107,34 @@ def test_wrong_usage_in_a_process_of_its_own() -> None:
     done = manage("run_locked", "--ttl", "soon", "job", "--", "true")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "manage.py run_locked: error: argument --ttl: 'soon' is not a number of seconds that can be\n"
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "nonsense",
+        {"default": "nonsense"},
+        {"default": {"BACKEND": "no.such.Backend"}},
+        {"default": {"BACKEND": "angee_jobs.locks.TableLockBackend", "OPTIONS": {"alias": "nowhere"}}},
+    ],
+)
+def test_a_wrong_configuration_is_one_line_and_exit_code_78(setting: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    with override_settings(ANGEE_JOBS_LOCKS=setting):
+        assert execute("run_locked", "job", "--", "echo", "ran") == 78
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert len(printed.err.splitlines()) == 1
+
+
+@pytest.mark.once
+def test_what_only_a_lease_can_do_is_wrong_usage_of_a_session_lock(
+    postgres: PostgresServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    advisory = {"BACKEND": "angee_jobs.locks.PostgresAdvisoryLockBackend", "OPTIONS": {"alias": "postgres"}}
+    with override_settings(ANGEE_JOBS_LOCKS={"default": advisory}):
+        assert execute("run_locked", "--hold-at-least", "60", "job", "--", "echo", "ran") == 2
+    printed = capfd.readouterr()
+    assert printed.out == "" and len(printed.err.splitlines()) == 1
 
 
 @pytest.mark.once

@@ -168,9 +168,14 @@ def expired_records(backend: str, grace: Seconds = 0) -> Iterator[Record]:
     return lock_backends.verbs(backend).list_expired(grace_seconds(grace), clock.now() + VERB_SECONDS)
 
 
+def tells(alias: str) -> bool:
+    """Whether the backend can tell who holds a lock; one with the least that a backend must have cannot."""
+    return not isinstance(lock_backends.verbs(alias), HandleBackend)
+
+
 def telling(alias: str) -> BaseLockBackend:
-    """The verbs of a backend that has those which tell of holds; LockBackendError for one of the least kind."""
+    """The verbs of a backend that tells who holds a lock; LockBackendError for one that cannot."""
     verbs = lock_backends.verbs(alias)
-    if isinstance(verbs, HandleBackend):
+    if not tells(alias):
         raise LockBackendError(f"The lock backend {alias!r} does not tell who holds a lock")
     return verbs

@@ -24,6 +24,8 @@ class LockCommand(BaseCommand):
     """Base of the commands. They need no database of Django's, and work while system checks fail."""
 
     requires_system_checks = []
+    #: The exit code if ANGEE_JOBS_LOCKS cannot be read.
+    wrong_configuration = 1
 
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, **kwargs)
@@ -38,11 +40,11 @@ class LockCommand(BaseCommand):
         try:
             configured = list(lock_backends)
         except ImproperlyConfigured as error:
-            raise CommandError(one_line(error)) from error
+            raise CommandError(one_line(error), returncode=self.wrong_configuration) from error
         if chosen is None:
             return configured
         if chosen not in configured:
-            self.wrong_usage(f"there is no lock backend {chosen!r}: ANGEE_JOBS_LOCKS has {', '.join(configured)}")
+            self.wrong_usage(f"there is no lock backend {chosen!r}: ANGEE_JOBS_LOCKS has {', '.join(map(str, configured))}")
         return [chosen]
 
     def wrong_usage(self, text: str) -> NoReturn:

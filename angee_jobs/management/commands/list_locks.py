@@ -13,7 +13,7 @@ from django.core.management.base import CommandError, CommandParser
 from django.utils import timezone
 
 from angee_jobs.locks.keys import LockKey
-from angee_jobs.locks.operations import expired_locks, held_locks
+from angee_jobs.locks.operations import expired_locks, held_locks, tells
 from angee_jobs.locks.types import LockInfo
 from angee_jobs.management.base import BACKEND_ERRORS, LockCommand, one_line
 
@@ -25,7 +25,8 @@ LOOK_AHEAD = 1000
 class Command(LockCommand):
     help = (
         "Lists the locks that are held, of every backend. What a backend cannot know is a dash. Exit codes: 0, also "
-        "if there are none; 1 if a backend could not be asked, after listing the others; 2 for wrong usage."
+        "if there are none, and if a backend of somebody else cannot list its locks, which is said; 1 if a backend "
+        "could not be asked, after listing the others, or cannot list and was named; 2 for wrong usage."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -48,6 +49,9 @@ class Command(LockCommand):
         def found() -> Iterator[LockInfo]:
             for alias in aliases:
                 try:
+                    if options["backend"] is None and not tells(alias):
+                        self.stderr.write(f"The lock backend {alias!r} cannot list its locks")
+                        continue
                     for info in ask(backend=alias):
                         if pattern is None or _matches(info.name, pattern):
                             yield info

@@ -39,7 +39,7 @@ class Command(LockCommand):
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--backend", help="An alias in ANGEE_JOBS_LOCKS. Default: all of them, and the guard rows.")
+        self.add_backend_argument(parser, "Default: all of them, and the guard rows.")
         parser.add_argument(
             "--grace", type=_grace, default=0.0, metavar="SECONDS", help="Only what expired longer ago than this."
         )

@@ -5,12 +5,18 @@ from __future__ import annotations
 import getpass
 from typing import Any
 
+from django.apps import apps
+from django.contrib.auth import get_user_model
 from django.core.management.base import CommandError, CommandParser
+from django.db import DatabaseError
 
+from angee_jobs.forced_release import write_admin_log
+from angee_jobs.heldlocks import Target
 from angee_jobs.locks.conf import DEFAULT_ALIAS
 from angee_jobs.locks.errors import LockBackendError
 from angee_jobs.locks.keys import LockKey
 from angee_jobs.locks.operations import end_session, force_release, holds_beside, lock_info, task_lock_is_held
+from angee_jobs.locks.types import LockInfo
 from angee_jobs.management.base import BACKEND_ERRORS, LockCommand, key_argument, one_line
 
 NOT_HELD = 3
@@ -30,7 +36,9 @@ class Command(LockCommand):
         )
         self.add_backend_argument(parser, "Default: default.")
         parser.add_argument("--reason", default="", help="Why; it is logged, with the name of the user.")
-
+        parser.add_argument(
+            "--user", metavar="NAME", help="A user of the site, in whose name it also goes to the log of the admin."
+        )
         parser.add_argument(
             "--end-session",
             type=int,
@@ -41,23 +49,56 @@ class Command(LockCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         key: LockKey = options["key"]
         [alias] = self.aliases(options["backend"] or DEFAULT_ALIAS)
+        user = None if options["user"] is None else self._user(options["user"])
+        how = {"reason": options["reason"], "user": _who(options["user"]), "backend": alias}
+        session = options["end_session"]
         try:
             info = lock_info(key, backend=alias)
-            token = None if info is None else info.fencing_token
-            how = {"reason": options["reason"], "user": _user(), "backend": alias}
-            if options["end_session"] is not None:
-                if holds_beside(key, backend=alias) is None and info is not None:
+            beside = None if session is None else holds_beside(key, backend=alias)
+            if session is not None:
+                if beside is None and info is not None:
                     self.wrong_usage(f"the locks of {alias!r} do not hang on sessions")
-                released = info is not None and end_session(key, options["end_session"], **how)
+                released = info is not None and end_session(key, session, **how)
             else:
-                released = info is not None and self._force(key, token, how)
+                released = info is not None and self._force(key, info.fencing_token, how)
         except BACKEND_ERRORS as error:
             raise CommandError(f"The lock backend {alias!r} could not be asked: {one_line(error)}") from error
         if not released or info is None:
             elsewhere = self._elsewhere(key, alias) if options["backend"] is None else ""
             raise CommandError(f"Nobody holds {key.name} in the backend {alias!r}.{elsewhere}", returncode=NOT_HELD)
         holder = "" if info.holder is None else f", which {info.holder} held"
-        self.stdout.write(f"Released {key.name}{holder}. The holder was not stopped.")
+        ended = [info]
+        if beside is None:
+            self.stdout.write(f"Released {key.name}{holder}. The holder was not stopped.")
+        else:
+            others = [each for each in beside[1] if each.name != key.name]
+            ended += others
+            self.stdout.write(
+                f"Released {key.name}{holder}, by ending the database session {session}, and with it "
+                f"{_names(others)}. The process was not stopped, but all these locks are lost to it."
+            )
+        if user is not None:
+            self._write_admin_log(user, ended, options["reason"])
+
+    def _user(self, name: str) -> Any:
+        """The user of that name, or None where there is no log of the admin; wrong usage if there is no such user."""
+        if not apps.is_installed("django.contrib.admin"):
+            return None
+        users = get_user_model()
+        try:
+            return users._default_manager.get_by_natural_key(name)
+        except users.DoesNotExist:
+            self.wrong_usage(f"there is no user {name!r}")
+        except DatabaseError as error:
+            raise CommandError(f"The user {name!r} could not be looked up: {one_line(error)}") from error
+
+    def _write_admin_log(self, user: Any, ended: list[LockInfo], reason: str) -> None:
+        """One that cannot be written is only told: the lock is free already."""
+        try:
+            for info in ended:
+                write_admin_log(user, Target(info.backend, info.name, info.fencing_token), reason or "no reason given")
+        except DatabaseError as error:
+            self.stderr.write(f"The log of the admin could not be written: {one_line(error)}")
 
     def _force(self, key: LockKey, token: int | None, how: dict[str, Any]) -> bool:
         try:
@@ -67,7 +108,7 @@ class Command(LockCommand):
             if beside is None:
                 raise
             session, infos = beside
-            others = ", ".join(info.name for info in infos if info.name != key.name) or "no other lock"
+            others = _names([info for info in infos if info.name != key.name])
             raise CommandError(
                 f"The process that holds {key.name} does not give it up. --end-session {session} ends its database "
                 f"session, and with it: {others}",
@@ -85,8 +126,13 @@ class Command(LockCommand):
         return ""
 
 
-def _user() -> str:
+def _names(infos: list[LockInfo]) -> str:
+    return ", ".join(info.name for info in infos) or "no other lock"
+
+
+def _who(user: str | None) -> str:
     try:
-        return f"{getpass.getuser()}, on the command line"
+        who = f"{getpass.getuser()}, on the command line"
     except (OSError, KeyError):  # a container whose user has no name
-        return "the command line"
+        who = "the command line"
+    return who if user is None else f"{user} ({who})"

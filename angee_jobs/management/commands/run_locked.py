@@ -20,12 +20,12 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.management.base import CommandError, CommandParser
 
 from angee_jobs.locks import Lock, LockBackendError, LockLostError, LockNotAcquiredError, lock
-from angee_jobs.locks.conf import DEFAULT_ALIAS
+from angee_jobs.locks.conf import DEFAULT_ALIAS, lock_backends
 from angee_jobs.management import launcher
 from angee_jobs.management.base import LockCommand, key_argument, lease_argument, one_line, timeout_argument
 
 # What is not the program's own exit code. Names and numbers are those of sysexits.h, where it has one.
-UNAVAILABLE, REFUSED, LOST = 69, 75, 76
+UNAVAILABLE, REFUSED, LOST, WRONG_CONFIGURATION = 69, 75, 76, 78
 #: As shells say that a program was ended by a signal.
 BY_SIGNAL = 128
 #: How long a program may take to end after SIGTERM, in seconds.
@@ -50,10 +50,12 @@ class Command(LockCommand):
         "Runs a program under a lock, on however many hosts it is started at once. Signals are passed on to it; if the "
         "lock is lost it is stopped, with SIGTERM and then SIGKILL. Exit codes: the program's own, or 128 and the "
         f"number of the signal that ended it; 2 wrong usage; {UNAVAILABLE} the lock backend cannot be used; {REFUSED}, "
-        f"or what --on-refused says, if somebody else holds the lock; {LOST} the lock was lost; "
-        f"{launcher.NOT_EXECUTABLE} the program cannot be run; {launcher.NOT_FOUND} there is no such program."
+        f"or what --on-refused says, if somebody else holds the lock; {LOST} the lock was lost; {WRONG_CONFIGURATION} "
+        f"the configuration of the locks is wrong; {launcher.NOT_EXECUTABLE} the program cannot be run; "
+        f"{launcher.NOT_FOUND} there is no such program."
     )
 
+    wrong_configuration = WRONG_CONFIGURATION
     #: What stands after the first "--": argparse would drop another one in it, in some versions of Python.
     _after_dashes: list[str] | None = None
 
@@ -107,6 +109,10 @@ class Command(LockCommand):
         if not command:
             self.wrong_usage("there is no program to run: write it after the key and --")
         try:
+            leases = lock_backends.verbs(alias).leases
+        except ImproperlyConfigured as error:
+            raise CommandError(one_line(error), returncode=WRONG_CONFIGURATION) from error
+        try:
             held = lock(
                 options["key"],
                 timeout=options["timeout"],
@@ -130,7 +136,9 @@ class Command(LockCommand):
             except LockLostError as lost:
                 raise CommandError(one_line(lost), returncode=LOST) from lost
             except ImproperlyConfigured as error:
-                self.wrong_usage(one_line(error))
+                if options["hold_at_least"] is not None and not leases:
+                    self.wrong_usage(one_line(error))
+                raise CommandError(one_line(error), returncode=WRONG_CONFIGURATION) from error
             except LockBackendError as error:
                 if program.started:  # only its release failed, and the lock comes free by itself
                     self.stderr.write(f"The lock could not be released: {one_line(error)}")
