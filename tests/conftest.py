@@ -40,6 +40,10 @@ from django.conf import settings  # noqa: E402
 from django.core.management import call_command  # noqa: E402
 from django.db import connections  # noqa: E402
 from django.test.utils import setup_test_environment, teardown_test_environment  # noqa: E402
+from hypothesis import settings as hypothesis_settings  # noqa: E402
+
+#: For `--hypothesis-profile=thorough`: a search for new failures, of which the suite makes a short one.
+hypothesis_settings.register_profile("thorough", max_examples=400, stateful_step_count=60, deadline=None)
 
 
 def pytest_report_header() -> str:

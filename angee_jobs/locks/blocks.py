@@ -8,6 +8,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
 
 from .entering import ExitOnStack
+from .errors import LockLostError
+from .hold import OwnerId
 from .keys import LockKey
 from .lock import Lock
 from .policy import adopt_steps
@@ -206,6 +208,9 @@ def attach_lock(
         raise TypeError(f"owner_id must be the text that detach() returned, not {type(owner_id).__name__}")
     if not owner_id:
         raise ValueError("owner_id must be the text that detach() returned, and is empty")
+    if not owner_id.isascii():
+        raise LockLostError(f"There is no detached hold of {attached.name} with this owner id", name=attached.name)
+    owner_id = OwnerId(owner_id)  # which a traceback's variables do not show
     steps = adopt_steps(attached._verbs(), attached.key, attached.name, owner_id, ttl=attached._ttl, note=note)
     attached._take(run(steps))
     attached._attached = True

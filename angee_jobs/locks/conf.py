@@ -75,7 +75,7 @@ def make_backend(alias: str, entry: Any) -> Any:
     unknown = set(entry) - {"BACKEND", "OPTIONS"}
     if unknown:
         raise ImproperlyConfigured(
-            f'{where} has unknown keys {sorted(unknown)}; arguments of the backend go into its "OPTIONS".'
+            f'{where} has unknown keys {sorted(unknown, key=repr)}; arguments of the backend go into its "OPTIONS".'
         )
     options = entry.get("OPTIONS", {})
     if not isinstance(options, dict):
@@ -83,7 +83,7 @@ def make_backend(alias: str, entry: Any) -> Any:
     path = entry["BACKEND"]
     try:
         backend_class = import_string(path)
-    except ImportError as error:
+    except (ImportError, ValueError, TypeError) as error:  # the others for a path such as ".name"
         raise ImproperlyConfigured(
             f'{where}["BACKEND"]: {path!r} cannot be imported ({error}). The backends that come with this package '
             f"are {', '.join(repr(_BUILT_IN + name) for name in BUILT_IN)}."

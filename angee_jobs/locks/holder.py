@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import socket
 import threading
@@ -43,10 +44,16 @@ def describe_holder(note: str, ttl: float | None = None) -> str:
     return f'{prefix}, "task": {json.dumps(task)}, "note": {json.dumps(note)}}}'
 
 
+def _printable(value: object) -> object:
+    return value.encode(errors="surrogatepass").decode(errors="replace") if isinstance(value, str) else value
+
+
 def parse_holder(text: str | None) -> Holder | None:
     """The inverse; None for what is not a holder, since rows can be edited by hand."""
     try:
         fields = json.loads(text or "")
+        if "\\u" in (text or ""):  # a lone surrogate can be written so, and neither sent nor printed
+            fields = {name: _printable(value) for name, value in fields.items()}
         pid, ttl = fields.get("pid"), fields.get("ttl")
         return Holder(
             host=str(fields["host"]),
@@ -54,7 +61,7 @@ def parse_holder(text: str | None) -> Holder | None:
             thread=str(fields.get("thread", "")),
             task=str(fields.get("task", "")),
             note=str(fields.get("note", "")),
-            ttl=float(ttl) if ttl is not None else None,
+            ttl=None if ttl is None or not math.isfinite(ttl) else float(ttl),
         )
-    except (ValueError, TypeError, KeyError, AttributeError):
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         return None

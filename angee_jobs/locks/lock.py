@@ -233,7 +233,7 @@ class Lock(Enterable):
 
     def _verbs(self) -> BaseLockBackend:
         backend = self._backend
-        return lock_backends.verbs(backend) if isinstance(backend, str) else backend
+        return backend if isinstance(backend, BaseLockBackend) else lock_backends.verbs(backend)
 
     def _wait(self, timeout: Seconds | None) -> float | None:
         return self._timeout if timeout is None else wait_seconds(timeout)

@@ -44,7 +44,8 @@ class LockCommand(BaseCommand):
         if chosen is None:
             return configured
         if chosen not in configured:
-            self.wrong_usage(f"there is no lock backend {chosen!r}: ANGEE_JOBS_LOCKS has {', '.join(map(str, configured))}")
+            known = ", ".join(map(str, configured))
+            self.wrong_usage(f"there is no lock backend {chosen!r}: ANGEE_JOBS_LOCKS has {known}")
         return [chosen]
 
     def wrong_usage(self, text: str) -> NoReturn:

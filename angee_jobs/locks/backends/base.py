@@ -20,6 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import math
 from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 #: How long a verb may take when its caller set no tighter limit, in seconds.
 VERB_SECONDS = 5.0
+#: Of times that can be shown, in seconds before and after 1970: nothing near the ends of the calendar.
+_LAST_SECOND = 1900 * 366 * 24 * 3600.0
 
 
 @dataclasses.dataclass(slots=True)
@@ -273,8 +276,18 @@ class HandleBackend(BaseLockBackend):
 
 
 def to_datetime(seconds: float | None) -> datetime | None:
-    """Seconds since the epoch as an aware datetime."""
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    """Seconds since the epoch as an aware datetime; None also for what somebody wrote by hand to mean "for ever".
+
+    That is what no calendar has, or what has no room for a time zone at its end.
+    """
+    if seconds is None or not abs(seconds) < _LAST_SECOND:
+        return None
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def finite(value: object) -> float | None:
+    """``value`` if it is a number that can be counted with. Rows can be edited by hand."""
+    return value if isinstance(value, (int, float)) and math.isfinite(value) else None
 
 
 def owner_digest(owner: str) -> str:

@@ -11,6 +11,7 @@ import math
 import time
 import weakref
 from collections.abc import Collection, Iterator, Sequence
+from hmac import compare_digest
 from typing import TYPE_CHECKING, ClassVar
 
 from django.core.exceptions import ImproperlyConfigured
@@ -110,7 +111,9 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
         entry = self._session.entries.get(advisory_key(name))
-        return entry is not None and entry.owner == owner and self._session.free(entry, deadline)
+        if entry is None or not compare_digest(entry.owner.encode(), owner.encode()):
+            return False
+        return self._session.free(entry, deadline)
 
     def inspect(self, name: str, deadline: float) -> Record | None:
         found = self._find(name, deadline)

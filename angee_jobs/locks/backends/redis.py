@@ -190,7 +190,9 @@ class RedisLockBackend(BaseLockBackend):
         while True:
             args = (cursor, b"%d" % PAGE, self._hold)
             reply, _ = self.connections.run(_LIST_HELD, (self._index,), args, deadline)
-            cursor, records = self._page(reply)
+            asked, (cursor, records) = cursor, self._page(reply)
+            if not isinstance(cursor, bytes) or cursor == asked != b"0":
+                raise self._odd(reply)
             for record in records:
                 if record.name not in seen and record.expires_in is not None and record.expires_in > 0:
                     seen.add(record.name)
@@ -310,7 +312,10 @@ class RedisLockBackend(BaseLockBackend):
         if not isinstance(reply, list) or len(reply) % 2 or not reply:
             raise self._odd(reply)
         now = self._time(reply[0])
-        pairs = zip(reply[2::2], reply[3::2], strict=True)
+        names = reply[2::2]
+        if not all(isinstance(name, bytes) for name in names):
+            raise self._odd(reply)
+        pairs = zip(names, reply[3::2], strict=True)
         return reply[1], [self._record(name.decode(errors="replace"), hold, now) for name, hold in pairs]
 
     def _part(self, reply: object, fields: Sequence[str]) -> tuple[int, bytes, list[tuple[Any, ...]]]:

@@ -42,6 +42,11 @@ class CacheAlias:
             self._pool = client.get_client(write=True).connection_pool
         return self._pool
 
+    def _entry(self) -> object:
+        from django.conf import settings
+
+        return settings.CACHES.get(self.alias) if isinstance(self.alias, str) else None
+
     def prefix(self) -> str:
         """What the keys and channels of the cache's locks begin with.
 
@@ -49,9 +54,8 @@ class CacheAlias:
         depend on the request or the tenant, while a lease is renewed by a thread that knows neither. The braces make
         it a hash tag: all keys are in one slot.
         """
-        from django.conf import settings
-
-        entry = settings.CACHES.get(self.alias) or {}
+        found: Any = self._entry()
+        entry: dict[str, Any] = found if isinstance(found, dict) else {}
         own = f"{entry.get('KEY_PREFIX', '')}:{entry.get('VERSION', 1)}"
         return "{" + own.replace("{", "%7B").replace("}", "%7D") + ":angee-locks}:"
 
@@ -60,7 +64,7 @@ class CacheAlias:
         from django.conf import settings
         from django.utils.module_loading import import_string
 
-        entry = settings.CACHES.get(self.alias)
+        entry = self._entry()
         if not isinstance(entry, dict):
             return Problem(
                 "angee_jobs.E020",
@@ -68,7 +72,7 @@ class CacheAlias:
                 f"It has {', '.join(map(repr, settings.CACHES))}: name one that is a Redis cache in the option "
                 f'"cache" of the lock backend.',
             )
-        path = entry.get("BACKEND", "")
+        path = str(entry.get("BACKEND", ""))
         needs = ["redis", "django_redis"] if path.startswith("django_redis.") else ["redis"]
         missing = [name.replace("_", "-") for name in needs if importlib.util.find_spec(name) is None]
         if missing:
@@ -79,7 +83,7 @@ class CacheAlias:
             )
         try:
             cache_class = import_string(path)
-        except ImportError as error:
+        except (ImportError, ValueError, TypeError) as error:  # the others for a path such as ".name"
             return Problem(
                 "angee_jobs.E020",
                 f"The class of the cache {self.alias!r}, {path!r}, cannot be imported: {error}.",

@@ -20,7 +20,7 @@ from .. import clock
 from ..errors import LockBackendError
 from ..keys import name_digest
 from . import table_postgres_sql as sql
-from .base import Extension, Grant, Record, owner_digest
+from .base import Extension, Grant, Record, finite, owner_digest
 from .pg import Parameter, Row, Statement, milliseconds, number
 from .pg_connect import require_psycopg
 from .pg_listen import Listener
@@ -296,9 +296,9 @@ def _record(row: Row) -> Record:
     return Record(
         name=(name or b"").decode(),
         holder=(holder or b"").decode(),
-        acquired_at=number(acquired_at),
-        expires_at=number(expires_at),
-        expires_in=number(expires_in),
+        acquired_at=finite(number(acquired_at)),
+        expires_at=finite(number(expires_at)),
+        expires_in=finite(number(expires_in)),
         fencing_token=int(token or 0),
     )
 

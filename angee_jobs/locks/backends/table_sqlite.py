@@ -31,7 +31,7 @@ from django.db import connections
 from .. import clock, process
 from ..errors import LockBackendError
 from . import table_sqlite_sql as sql
-from .base import Extension, Grant, Record, owner_digest
+from .base import Extension, Grant, Record, finite, owner_digest
 from .table import TableLockBackend
 
 SUFFIX = ".locks"
@@ -194,7 +194,16 @@ class SqliteTableLockBackend(TableLockBackend):
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         acquired_at = time.time()
         row = self._row(deadline, sql.ACQUIRE, name, owner_digest(owner), holder, acquired_at, ttl)
-        return None if row is None else Grant(row[0], acquired_at, acquired_at + ttl)
+        if row is None:
+            return None
+        if type(row[0]) is not int:
+            raise LockBackendError(
+                f"The lock file {self.path() or 'in memory'} has no usable fencing token for {name}: somebody has "
+                f"changed its row, which must be deleted",
+                name=name,
+                uncertain=True,
+            )
+        return Grant(row[0], acquired_at, acquired_at + ttl)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
         owners = {owner_digest(each.owner): each.owner for each in extensions}
@@ -342,7 +351,15 @@ def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 def _record(row: tuple[Any, ...]) -> Record:
     name, holder, acquired_at, left, fencing_token, this_boot = row
-    return Record(name, holder, acquired_at, time.time() + left if this_boot else None, left, fencing_token)
+    left = finite(left)
+    return Record(
+        name=name if type(name) is str else bytes(name).decode(errors="replace"),
+        holder=holder if type(holder) is str else None,
+        acquired_at=finite(acquired_at),
+        expires_at=time.time() + left if this_boot and left is not None else None,
+        expires_in=left,
+        fencing_token=fencing_token if type(fencing_token) is int else None,
+    )
 
 
 def _share_with_users_of(database: str, path: str) -> None:
