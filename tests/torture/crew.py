@@ -23,11 +23,12 @@ END_SECONDS = 30.0
 
 
 class Crew:
-    def __init__(self, ground: Ground, log: Log, seed: str, workers: int = WORKERS) -> None:
+    def __init__(self, ground: Ground, log: Log, seed: str, workers: int, keys: int) -> None:
         self.ground = ground
         self.log = log
         self.random = random.Random(f"{seed}/crew")
         self.workers = workers
+        self.keys = keys
         self.alive: dict[int, tuple[str, int]] = {}
         self.stopped: dict[int, float] = {}
         self.statuses: dict[int, int] = {}
@@ -62,7 +63,8 @@ class Crew:
         zygote = self.zygotes[1 if index < CLOCKED else 0]
         seed = str(self.random.random())
         register = self.ground.register_of(backend)
-        pid = zygote.spawn(backend=backend, seed=seed, register=register, logs=str(self.ground.logs))
+        logs = str(self.ground.logs)
+        pid = zygote.spawn(backend=backend, seed=seed, register=register, keys=self.keys, logs=logs)
         with self._changed:
             if pid not in self.statuses:
                 self.alive[pid] = backend, index

@@ -19,12 +19,19 @@ from tests.torture.worker import KEYS, key_of
 
 #: Seconds between two faults of one backend, and between two that hit a server as a whole.
 PAUSE, SERVER_PAUSE = (0.3, 1.2), (3.0, 6.0)
+#: And where it is only about one kind of them.
+OFTEN = (0.1, 0.5)
 
 #: The faults of a backend, and how often each, among them.
 OF_BACKENDS = {"kill": 3, "stop": 3, "short_stop": 1, "force": 2, "reap": 1}
-#: And those of the servers.
-OF_POSTGRES = {"terminate_holder": 4, "terminate": 3, "silence": 2}
-OF_VALKEY = {"disconnect": 3, "disconnect_all": 2, "silence_subscribers": 3}
+#: What else is done to each by its server.
+OF_SERVERS = {
+    "sqlite": {},
+    "postgres_table": {"terminate": 3, "silence": 2},
+    "postgres_advisory": {"terminate_holder": 4, "terminate": 2, "silence": 2},
+    "redis": {"disconnect": 3, "disconnect_all": 2, "silence_subscribers": 3},
+}
+#: What is done to the servers as a whole.
 WHOLE_POSTGRES = {"restart_postgres": 2, "crash_postgres": 2, "pause_postgres": 2}
 WHOLE_VALKEY = {"restart_valkey": 2, "crash_valkey": 2, "pause_valkey": 2, "fill_memory": 2}
 
@@ -47,19 +54,27 @@ class Nemesis:
     def later(self, seconds: float, what: Callable[[], Any]) -> None:
         heapq.heappush(self._heap, (now() + seconds, next(self._order), what))
 
-    def torment(self, seconds: float, weights: dict[str, int] | None = None) -> None:
-        """Do faults for so long; of backends only those of ``weights`` if it is given, and then none of servers."""
-        end = now() + seconds
+    def begin(self, faults: dict[str, dict[str, int]] | None = None) -> None:
+        """From now on, do everything; or only ``faults``, the kinds and their weights for each backend."""
         for backend in self.ground.backends:
-            self._again(lambda backend=backend: self._hit(backend, weights), PAUSE)
-        if weights is None:
-            for server in self.ground.servers:
-                self._again(lambda server=server: self._hit_server(server), SERVER_PAUSE)
+            kinds = self._kinds(backend) if faults is None else faults[backend]
+            if "clock" in kinds:
+                self._again(self._clock, (1.0, 2.0))
+            else:
+                pause = PAUSE if faults is None else OFTEN
+                self._again(lambda backend=backend, kinds=kinds: self._hit(backend, kinds), pause)
+        if faults is not None:
+            return
+        for server in self.ground.servers:
+            self._again(lambda server=server: self._hit_server(server), SERVER_PAUSE)
+        if not self.crew.no_clock:
             self._again(self._clock, (1.5, 4.0))
-            if self.ground.small_disk == "mounted" and "sqlite" in self.ground.backends:
-                self._again(self._fill_disk, (3.0, 6.0))
-        elif "clock" in weights:
-            self._again(self._clock, (1.0, 2.0))
+        if self.ground.small_disk == "mounted":
+            self._again(self._fill_disk, SERVER_PAUSE)
+
+    def torment(self, seconds: float) -> None:
+        """Do what is due for so long."""
+        end = now() + seconds
         while (moment := now()) < end:
             if self._heap and self._heap[0][0] <= moment:
                 heapq.heappop(self._heap)[2]()
@@ -98,15 +113,12 @@ class Nemesis:
     def _choose(self, weights: dict[str, int]) -> str:
         return self.random.choices(list(weights), list(weights.values()))[0]
 
-    def _hit(self, backend: str, weights: dict[str, int] | None) -> None:
-        server = (BACKENDS | PLANTED).get(backend)
-        if weights is None:
-            more = {"postgres": OF_POSTGRES, "valkey": OF_VALKEY}.get(server or "", {})
-            if backend == "postgres_table":
-                more = {"terminate": 3, "silence": 2}
-            weights = OF_BACKENDS | more
-        kind = self._choose({name: weight for name, weight in weights.items() if name != "clock"} or {"reap": 1})
-        if server in self._away and kind not in ("kill", "stop", "short_stop"):
+    def _kinds(self, backend: str) -> dict[str, int]:
+        return OF_BACKENDS | OF_SERVERS[backend]
+
+    def _hit(self, backend: str, kinds: dict[str, int]) -> None:
+        kind = self._choose(kinds)
+        if (BACKENDS | PLANTED)[backend] in self._away and kind not in ("kill", "stop", "short_stop"):
             return  # it would be waited for
         with contextlib.suppress(Exception):  # a server that is just being restarted
             getattr(self, f"_{kind}")(backend)
@@ -153,15 +165,14 @@ class Nemesis:
             self._undo(seconds, lambda: self.crew.resume(pid))
 
     def _clock(self) -> None:
-        if not self.crew.no_clock or set(self.ground.backends) & PLANTED.keys():
-            self.crew.set_clock(self.random.choice([-3600, 0, 3600]))
+        self.crew.set_clock(self.random.choice([-3600, 0, 3600]))
 
     # By the package's own means
 
     def _force(self, backend: str) -> None:
         from angee_jobs.locks import force_release, lock_info
 
-        key = key_of(backend, self.random.choice(KEYS))
+        key = key_of(backend, self.random.choice(KEYS[: self.crew.keys]))
 
         def work() -> None:
             info = lock_info(key, backend=backend)

@@ -18,6 +18,7 @@ from tests.torture.history import Fault, History, put_together
 from tests.torture.leftovers import leftovers
 from tests.torture.log import Log, read
 from tests.torture.nemesis import Nemesis
+from tests.torture.worker import KEYS, key_of
 
 #: The length of a lease, in seconds. Short, so that much is decided in little time.
 TTL = 2.0
@@ -35,11 +36,13 @@ class Result:
 class Run:
     """The run of some backends at once. Used in a ``with``, once in a process."""
 
-    def __init__(self, backends: list[str], seed: int | None = None, workers: int = WORKERS) -> None:
+    def __init__(
+        self, backends: list[str], seed: int | None = None, workers: int = WORKERS, keys: int = len(KEYS)
+    ) -> None:
         self.seed = random.randrange(2**32) if seed is None else seed
         self.ground = Ground(backends, ttl=TTL, small_disk="sqlite" in backends)
         self.log = Log(self.ground.logs / "nemesis.log")
-        self.crew = Crew(self.ground, self.log, str(self.seed), workers)
+        self.crew = Crew(self.ground, self.log, str(self.seed), workers, keys)
         self.nemesis = Nemesis(self.ground, self.crew, self.log, str(self.seed), TTL)
         self.failures: list[str] = []
 
@@ -108,7 +111,6 @@ class Run:
         from django.db import connections
 
         from angee_jobs.locks.keys import as_lock_key
-        from tests.torture.worker import KEYS, key_of
 
         names = [as_lock_key(key_of(backend, key)).name for key in KEYS]
         alias = self.ground.register_of(backend)

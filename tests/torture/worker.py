@@ -36,9 +36,10 @@ def sleep(seconds: float) -> None:
 
 
 class Worker:
-    def __init__(self, backend: str, seed: str, register: str, logs: Path) -> None:
+    def __init__(self, backend: str, seed: str, register: str, keys: int, logs: Path) -> None:
         self.backend = backend
         self.register = register
+        self.keys = KEYS[:keys]
         self.random = random.Random(seed)
         self.log = Log(logs / f"{backend}.{os.getpid()}.log")
         self.stopping = False
@@ -106,7 +107,7 @@ class Worker:
 
         self.n += 1
         wait = self.random.choice(WAITS)
-        mine = lock(key_of(self.backend, self.random.choice(KEYS)), timeout=wait, backend=self.backend)
+        mine = lock(key_of(self.backend, self.random.choice(self.keys)), timeout=wait, backend=self.backend)
         self.log.write("try", n=self.n, key=mine.name, wait=wait)
         return mine
 

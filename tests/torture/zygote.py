@@ -65,13 +65,13 @@ class Zygote:
         self._reader.join(5)
 
 
-def spawn(backend: str, seed: str, register: str, logs: str) -> None:
+def spawn(backend: str, seed: str, register: str, keys: int, logs: str) -> None:
     """In the child: be a worker."""
     from tests.torture.worker import Worker
 
     code = 1
     try:
-        Worker(backend, seed, register, Path(logs)).run()
+        Worker(backend, seed, register, keys, Path(logs)).run()
         code = 0
     except BaseException:
         import traceback
