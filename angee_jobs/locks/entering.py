@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import functools
 import threading
-import types
 from typing import TYPE_CHECKING, Any, Self
 
 from .backends.base import BaseLockBackend
@@ -25,16 +24,41 @@ from .waiting import room_of
 
 
 class Block:
-    """An open block: the thread or task that entered it, its hold unless it was refused, and what binds that."""
+    """A block: its lock, the thread or task that entered it, its hold unless it was refused, and what binds that."""
 
-    __slots__ = ("binding", "caller", "hold", "statement")
+    __slots__ = ("binding", "caller", "hold", "lock", "statement")
 
-    def __init__(self, caller: int, hold: Hold | None, binding: Binding | None) -> None:
-        self.caller = caller
-        self.hold = hold
-        self.binding = binding
+    def __init__(self, lock: Enterable | None = None) -> None:
+        #: Only for a with statement, and only until that is over: else a lock would not go when it is dropped.
+        self.lock = lock
+        self.caller = 0
+        self.hold: Hold | None = None
+        self.binding: Binding | None = None
         #: Tells when the with statement is gone without having left the block.
         self.statement: Dropped | None = None
+
+    def leave(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        """What ``__exit__`` does. The body's exception is never hidden; what else went wrong becomes a note of it."""
+        lock, block = self.lock, self
+        assert lock is not None
+        try:
+            if not self.caller:  # somebody calls __exit__ by hand
+                lock._opening.pop(threading.get_ident(), None)
+                block = lock._block_of_caller()
+            hold = run(lock._leave_steps(block, exc))
+        except LockBackendError:
+            raise
+        except BaseException:
+            lock._abandon_block(block)
+            raise
+        if hold is not None and hold.ended is End.LOST:
+            lock._tell_body(exc)
+
+    def dropped(self) -> None:
+        """Its with statement is gone."""
+        lock, self.statement, self.lock = self.lock, None, None
+        if lock is not None and self in lock._blocks:
+            lock._abandon_block(self)
 
 
 class ExitOnStack:
@@ -48,11 +72,12 @@ class ExitOnStack:
     def __get__(self, manager: Any, manager_class: Any) -> Any:
         if manager is None:
             return manager_class._leave_block  # contextlib.ExitStack asks the class
-        leave = types.MethodType(manager_class._leave_block, manager)
         lock: Enterable = getattr(manager, "_lock", manager)
-        blocks: list[Block] = []
-        statement = renewer.when_dropped(leave, functools.partial(lock._statement_dropped, blocks))
-        lock._opening[threading.get_ident()] = statement, blocks
+        block = Block(lock)
+        # Not a bound method, which the interpreter takes apart, and drops, before it makes the call.
+        leave = functools.partial(Block.leave, block)
+        block.statement = renewer.when_dropped(leave, block.dropped)  # a cycle, until the block is left or dropped
+        lock._opening[threading.get_ident()] = block
         return leave
 
 
@@ -70,8 +95,8 @@ class Enterable:
         self._attached = False
         #: The blocks that are open, by the thread or task that entered them.
         self._blocks: list[Block] = []
-        #: What tells of the with statement that a thread is just entering, and how it learns of its block.
-        self._opening: dict[int, tuple[Dropped, list[Block]]] = {}
+        #: The block that a thread is just entering, made with its with statement's ``__exit__``.
+        self._opening: dict[int, Block] = {}
 
     def _verbs(self) -> BaseLockBackend:
         raise NotImplementedError
@@ -97,17 +122,7 @@ class Enterable:
         return self
 
     def _leave_block(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-        """What ``__exit__`` does. The body's exception is never hidden; what else went wrong becomes a note of it."""
-        block: Block | None = None
-        try:
-            block = self._block_of_caller()
-            hold = run(self._leave_steps(block, exc))
-        except LockBackendError:
-            raise
-        except BaseException:
-            self._abandon_block(block or self._block_of_caller())
-            raise
-        self._tell_body(hold, exc)
+        Block(self).leave(exc_type, exc, traceback)
 
     if TYPE_CHECKING:
 
@@ -157,13 +172,14 @@ class Enterable:
             raise
         if hold is not None and isinstance(hold.on_lost, _Canceller) and hold.on_lost.disarm(exc):
             raise lost(self.name) from exc
-        self._tell_body(hold, exc)
-
-    def _tell_body(self, hold: Hold | None, exc: BaseException | None) -> None:
         if hold is not None and hold.ended is End.LOST:
-            if exc is None:
-                raise lost(self.name)
-            exc.add_note(f"The lock {self.name} had been lost before the block was left")
+            self._tell_body(exc)
+
+    def _tell_body(self, exc: BaseException | None) -> None:
+        """The hold was lost."""
+        if exc is None:
+            raise lost(self.name)
+        exc.add_note(f"The lock {self.name} had been lost before the block was left")
 
     def _undo(self, hold_before: Hold | None, blocks_before: list[Block]) -> None:
         """Struck while entering: the body will not run, nor will the block be left."""
@@ -181,28 +197,23 @@ class Enterable:
         if block.hold is not None and not block.hold.foreign:
             handle_dropped(block.hold)
 
-    def _statement_dropped(self, blocks: list[Block]) -> None:
-        for block in blocks:
-            if block in self._blocks:
-                self._abandon_block(block)
-
     def _block_of_caller(self) -> Block:
         """The innermost open block of the calling thread or task, or just the innermost: generators wander."""
         caller = _caller()
         for block in reversed(self._blocks):
             if block.caller == caller:
                 return block
-        return self._blocks[-1] if self._blocks else Block(caller, None, None)
+        return self._blocks[-1] if self._blocks else Block()
 
     # As steps.
 
     def _open_block(self, hold: Hold | None, binding: Binding | None) -> None:
-        block = Block(_caller(), hold, binding)
-        if self._opening:
-            opening = self._opening.pop(threading.get_ident(), None)
-            if opening is not None and opening[0]() is not None:  # else somebody just looked at __exit__
-                block.statement, blocks = opening
-                blocks.append(block)
+        block = self._opening.pop(threading.get_ident(), None) if self._opening else None
+        if block is None or block.statement is None or block.statement() is None:  # somebody just looked at __exit__
+            block = Block()
+        block.caller = _caller()
+        block.hold = hold
+        block.binding = binding
         self._blocks.append(block)
 
     def _enter_steps(self, mine: list[Transaction], make_bell: Any, raises: bool) -> Steps[bool]:

@@ -13,7 +13,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from . import clock, process
-from .backends.base import BaseLockBackend, Grant, to_datetime
+from .backends.base import BaseLockBackend, Grant, owner_digest, to_datetime
 from .holder import describe_holder
 
 if TYPE_CHECKING:
@@ -37,7 +37,17 @@ class End(enum.Enum):
 class OwnerId(str):
     """The secret of one hold. Its ``repr`` hides it, so that a traceback's variables on a debug page do not tell it."""
 
-    __slots__ = ()
+    __slots__ = ("_digest",)
+    _digest: str
+
+    @property
+    def digest(self) -> str:
+        """:func:`owner_digest`, which most backends need twice, at the acquire and at the release."""
+        try:
+            return self._digest
+        except AttributeError:
+            self._digest = owner_digest(str(self))
+            return self._digest
 
     def __repr__(self) -> str:
         return "'***'"

@@ -21,6 +21,8 @@ _host = socket.gethostname()
 class _ThreadPart(threading.local):
     text = ""
     generation = -1  # of the process that the text is about
+    ttl: float | None = None
+    with_ttl = ""
 
 
 _thread_part = _ThreadPart()
@@ -35,9 +37,11 @@ def describe_holder(note: str, ttl: float | None = None) -> str:
     prefix = _thread_part.text
     if _thread_part.generation != process.generation:
         prefix = json.dumps({"host": _host, "pid": os.getpid(), "thread": threading.current_thread().name})[:-1]
-        _thread_part.text, _thread_part.generation = prefix, process.generation
+        _thread_part.text, _thread_part.generation, _thread_part.ttl = prefix, process.generation, None
     if ttl is not None:
-        prefix = f'{prefix}, "ttl": {ttl:g}'
+        if ttl != _thread_part.ttl:
+            _thread_part.with_ttl, _thread_part.ttl = f'{prefix}, "ttl": {ttl:g}', ttl
+        prefix = _thread_part.with_ttl
     task = current_task.get()
     if not task and not note:
         return prefix + "}"

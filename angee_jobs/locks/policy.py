@@ -236,7 +236,7 @@ def finish_steps(hold: Hold) -> Steps[End | None]:
     if hold.foreign:
         return None
     try:
-        if hold.ended is None and hold.over:
+        if hold.over and hold.ended is None:
             renewer.lose(hold, "its lease ran out before it could be renewed")
             return End.LOST
         if not hold.end(End.RELEASED):
@@ -259,7 +259,8 @@ def finish_steps(hold: Hold) -> Steps[End | None]:
     except BaseException:
         renewer.abandon(hold)
         raise
-    hold.room.changed(hold.name)
+    if hold.room.lines:
+        hold.room.changed(hold.name)
     if signals.lock_released.receivers:
         signals.tell(
             signals.lock_released,

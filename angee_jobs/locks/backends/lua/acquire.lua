@@ -23,12 +23,11 @@ if hold then
         return 0
     end
 end
-local known = redis.call('MGET', KEYS[4], KEYS[3])
-if known[1] then
+if redis.call('EXISTS', KEYS[4]) == 1 then
     return 0 -- this request was given up, and comes late
 end
 
-local last = tonumber(known[2] or 0)
+local last = tonumber(redis.call('GET', KEYS[3]) or 0)
 local token = math.max((last or 2 ^ 53) + 1, now)
 if token >= 2 ^ 53 then
     return redis.error_reply('ERR not a fencing token: ' .. KEYS[3])
