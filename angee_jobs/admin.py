@@ -22,7 +22,8 @@ from django.utils.translation import gettext as _
 from django.utils.translation import gettext_lazy, ngettext
 
 from .forced_release import Stuck, release, write_admin_log
-from .heldlocks import REFRESH, Inspector, Query, Row, Target, explain, listing
+from .heldlocks import Inspector, Row, Target, explain, listing
+from .heldquery import REFRESH, Query
 from .locks import LockKey
 from .locks.operations import end_session, holds_beside
 from .models import TaskLock

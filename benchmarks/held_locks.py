@@ -4,13 +4,15 @@
 
 Live leases and expired ones are written straight into the storage, in the form in which the backend keeps them, since
 taking a million locks would take longer than all that is measured. Prints seconds, how many of them were this process's
-own CPU, and the peak of its memory.
+and the server's CPU, and the peak of this process's memory.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
+import itertools
 import json
 import os
 import resource
@@ -72,21 +74,65 @@ def fill_postgres(live: int, expired: int) -> None:
         cursor.execute("VACUUM ANALYZE angee_jobs_tasklock")
 
 
-def fill_by_acquiring(live: int, expired: int) -> None:
-    """Redis removes what has expired by itself, so there is nothing for the reaper."""
-    from angee_jobs.locks import clock, lock_backends
+def fill_redis(live: int, expired: int) -> None:
+    from django.core.cache import caches
 
-    backend = lock_backends.verbs("default")
-    for number, name in names(live, "live"):
-        backend.acquire(name, secrets.token_hex(16), 3600, holder(number), clock.now() + 60)
+    from angee_jobs.locks import lock_backends
+
+    prefix = lock_backends.verbs("default").prefix  # type: ignore[attr-defined]
+    client = caches["redis"]._cache.get_client()  # type: ignore[attr-defined]
+    for count, what, seconds in ((live, "live", 3600), (expired, "over", -3600)):
+        ends = time.time() + seconds
+        rows = names(count, what)
+        while batch := list(itertools.islice(rows, 5000)):
+            holds, index = {}, {}
+            for number, name in batch:
+                end, since = int(ends * 1e6) + number, int((time.time() - number / 10) * 1e6)
+                head = f"{end:016}{number + 1:016}{since:016}"
+                holds[f"{prefix}hold:{name}"] = f"{head}{secrets.token_hex(32)}{holder(number)}"
+                index[name] = end
+            client.mset(holds)
+            client.zadd(f"{prefix}index", index)
+
+
+#: The server that is measured; None: there is none.
+server: Any = None
+
+
+def server_seconds() -> float:
+    """The CPU that the server has used, of all its processes."""
+    import psutil
+
+    if server is None:
+        return 0.0
+    parent = psutil.Process(server.process.pid)
+    times = parent.cpu_times()
+    seconds: float = times.user + times.system + times.children_user + times.children_system
+    for child in parent.children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            seconds += child.cpu_times().user + child.cpu_times().system
+    return seconds
+
+
+def longest_request() -> float:
+    """Of a Redis server since the last question, in milliseconds."""
+    from django.core.cache import caches
+
+    client = caches["redis"]._cache.get_client()  # type: ignore[attr-defined]
+    longest = max((entry["duration"] for entry in client.slowlog_get(1000)), default=0) / 1000
+    client.config_set("slowlog-log-slower-than", 1000)
+    client.config_set("slowlog-max-len", 1000)
+    client.slowlog_reset()
+    return longest
 
 
 def timed(what: str, work: Callable[[], Any]) -> Any:
-    start, busy = time.perf_counter(), time.process_time()
+    start, busy, served = time.perf_counter(), time.process_time(), server_seconds()
     result = work()
-    seconds, busy = time.perf_counter() - start, time.process_time() - busy
+    seconds, busy, served = time.perf_counter() - start, time.process_time() - busy, server_seconds() - served
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(f"{what:<46} {seconds:8.3f} s   own CPU {busy:8.3f} s   peak {peak:6.0f} MB", flush=True)
+    cpu = f"CPU own {busy:7.3f} s" + (f", server's {served:6.2f} s" if server is not None else "")
+    print(f"{what:<40} {seconds:7.3f} s   {cpu}   peak {peak:4.0f} MB", flush=True)
     return result
 
 
@@ -95,7 +141,7 @@ class Nowhere(io.TextIOBase):
         return len(text)
 
 
-def measure() -> None:
+def measure(only_pages: bool) -> None:
     from django.contrib.auth.models import User
     from django.core.management import call_command
     from django.db import connection
@@ -115,16 +161,22 @@ def measure() -> None:
             print("(cut short: not all was read in time)", end=" ")
 
     page("?backend=nobody")
-    for what, query in (
-        ("page 1, oldest first", ""),
-        ("page 1, by key, descending", "?o=-key"),
-        ("page 500", "?p=500"),
-        ("page 1000", "?p=1000"),
-        ("kind of key: record", "?kind=record"),
-        ("search for one key", "?q=live-99"),
-        ("search for a host", "?q=worker-7"),
-    ):
+    pages = {f"by {order}": f"?o={order}" for order in ("since", "key", "holder", "expires", "token", "backend")}
+    for what, query in {
+        **pages,
+        "by -since": "?o=-since",
+        "page 500": "?p=500",
+        "page 1000": "?p=1000",
+        "kind of key: record": "?kind=record",
+        "search for one key": "?q=live-99",
+        "search for a host": "?q=worker-7",
+        "search for what is in all": "?q=mainthread",
+        "search for a word with an accent": "?q=z%C3%BCrich",
+        "search by holder": "?o=holder&q=worker-7",
+    }.items():
         timed(f"page: {what}", lambda query=query: page(query))
+    if only_pages:
+        return
     timed("list_locks", lambda: call_command("list_locks", stdout=Nowhere()))
     timed("list_locks --format json", lambda: call_command("list_locks", format="json", stdout=Nowhere()))
     timed("list_locks --stale", lambda: call_command("list_locks", stale=True, stdout=Nowhere()))
@@ -140,19 +192,18 @@ def main() -> None:
     parser.add_argument("kind", choices=["sqlite", "postgres", "redis"], nargs="?", default="sqlite")
     parser.add_argument("--live", type=int, default=LIVE)
     parser.add_argument("--expired", type=int, default=EXPIRED)
+    parser.add_argument("--pages", action="store_true", help="Only the page, not the commands.")
     options = parser.parse_args()
     directory = Path(tempfile.mkdtemp(prefix="angee-bench-", dir="/tmp"))
     directory.chmod(0o711)
     os.environ |= {"ANGEE_JOBS_TEST_DIR": str(directory), "DJANGO_SETTINGS_MODULE": "tests.settings"}
     try:
-        run(options.kind, options.live, options.expired)
+        run(options.kind, options.live, options.expired, options.pages)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def run(kind: str, live: int, expired: int) -> None:
-    import contextlib
-
+def run(kind: str, live: int, expired: int, only_pages: bool) -> None:
     import django
     from django.conf import settings
 
@@ -170,15 +221,20 @@ def run(kind: str, live: int, expired: int) -> None:
 
         from tests.servers import PostgresServer, ValkeyServer
 
+        global server
         if kind == "postgres":
-            stack.enter_context(PostgresServer(settings.POSTGRES_DIR, port=settings.POSTGRES_PORT))
+            server = stack.enter_context(PostgresServer(settings.POSTGRES_DIR, port=settings.POSTGRES_PORT))
         elif kind == "redis":
-            stack.enter_context(ValkeyServer(settings.VALKEY_SOCKET.parent))
+            server = stack.enter_context(ValkeyServer(settings.VALKEY_SOCKET.parent))
         call_command("migrate", verbosity=0, interactive=False)
-        fill = {"sqlite": fill_sqlite, "postgres": fill_postgres, "redis": fill_by_acquiring}[kind]
-        print(f"{kind}: {live:,} live leases, {expired if kind != 'redis' else 0:,} expired")
+        fill = {"sqlite": fill_sqlite, "postgres": fill_postgres, "redis": fill_redis}[kind]
+        print(f"{kind}: {live:,} live leases, {expired:,} expired")
         timed("(filling)", lambda: fill(live, expired))
-        measure()
+        if kind == "redis":
+            longest_request()  # without those of the filling
+        measure(only_pages)
+        if server is not None and kind == "redis":
+            print(f"the longest of all requests took the server {longest_request():.1f} ms")
 
 
 if __name__ == "__main__":

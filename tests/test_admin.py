@@ -8,6 +8,7 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client, override_settings
 
 from angee_jobs import heldlocks
+from angee_jobs.heldquery import ORDERS
 from angee_jobs.locks import LockKey, lock_backends, lock_info, record_lock_key
 from angee_jobs.locks.errors import LockBackendError
 from tests.admin_page import (  # noqa: F401  fixtures
@@ -145,7 +146,7 @@ def test_every_order_copes_with_what_is_unknown(client: Client) -> None:
             return found
 
         verbs._record = record
-        for order in heldlocks.ORDERS:
+        for order in ORDERS:
             assert len(names(page(client, f"?o={order}"))) == 2
             assert len(names(page(client, f"?o=-{order}"))) == 2
         for order in ("since", "token", "holder"):

@@ -10,7 +10,8 @@ import pytest
 from django.test import override_settings
 
 from angee_jobs import heldlocks
-from angee_jobs.heldlocks import Query, listing
+from angee_jobs.heldlocks import listing
+from angee_jobs.heldquery import ORDERS, Query
 from angee_jobs.locks import lock_backends
 from angee_jobs.locks.backends import redis, table_sqlite
 from angee_jobs.locks.backends.base import BaseLockBackend, Extension
@@ -87,7 +88,7 @@ def test_a_scan_of_redis_passes_holds_that_end_together(valkey: ValkeyServer, mo
 
 
 QUERIES = [
-    *({"o": way + order, "backend": alias} for order in heldlocks.ORDERS for way in ("", "-") for alias in LOCKS),
+    *({"o": way + order, "backend": alias} for order in ORDERS for way in ("", "-") for alias in LOCKS),
     *({"o": "key", "q": text} for text in (
         "worker-1", "WORKER-10", "812", "30", "pid", "host", "ttl", "note", "[east]", "[ea", "zürich", "u00fc", "wörk",
         "in:voice", "order voice", "3avoice", "mainthread", "shop.sync wörk", "not", "a\\b", "e-1 in:voice", "e+1",
