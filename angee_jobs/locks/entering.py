@@ -44,6 +44,7 @@ class Block:
         try:
             if not self.caller:  # somebody calls __exit__ by hand
                 lock._opening.pop(threading.get_ident(), None)
+                self.statement = None
                 block = lock._block_of_caller()
             hold = run(lock._leave_steps(block, exc))
         except LockBackendError:
