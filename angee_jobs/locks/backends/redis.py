@@ -320,10 +320,10 @@ class RedisLockBackend(BaseLockBackend):
 
     def _part(self, reply: object, fields: Sequence[str]) -> tuple[int, bytes, list[tuple[Any, ...]]]:
         """How many entries a part of a scan had, the end of its last one, and the rows."""
-        if not isinstance(reply, list) or len(reply) != 4 or not isinstance(reply[3], bytes):
+        if not isinstance(reply, list) or len(reply) != 4 or not all(isinstance(part, bytes) for part in reply[2:]):
             raise self._odd(reply)
         now = self._time(reply[0])
-        flat: list[str] = json.loads(reply[3].decode(errors="replace"))
+        flat = self._texts(reply[3])
         step = 3 if "holder" in fields else 2
         heads = flat[1::step]
         columns: dict[str, Callable[[], Iterable[Any]]] = {
@@ -337,6 +337,15 @@ class RedisLockBackend(BaseLockBackend):
         except ValueError as error:
             raise self._odd(reply) from error
         return self._number(reply[1]), reply[2], rows
+
+    def _texts(self, reply: bytes) -> list[str]:
+        try:
+            texts = json.loads(reply.decode(errors="replace"))
+        except (ValueError, RecursionError) as error:
+            raise self._odd(reply) from error
+        if not isinstance(texts, list) or not all(type(text) is str for text in texts):
+            raise self._odd(reply)
+        return texts
 
     def _time(self, reply: object) -> int:
         if not isinstance(reply, bytes) or not reply.isdigit():

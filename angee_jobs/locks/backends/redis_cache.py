@@ -22,7 +22,7 @@ class CacheAlias:
     """One alias. Nothing is imported or looked at before it is needed."""
 
     def __init__(self, alias: str) -> None:
-        self.alias = alias
+        self.alias: Any = alias  # whatever the setting says
         self._pool: Any = None
 
     def __str__(self) -> str:

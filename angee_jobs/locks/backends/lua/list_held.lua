@@ -13,7 +13,7 @@ for i = 1, #page[2], 2 do
     local name = page[2][i]
     if tonumber(page[2][i + 1]) > now then
         local hold = redis.pcall('GET', ARGV[3] .. name)
-        if type(hold) == 'string' then
+        if type(hold) == 'string' and #hold >= 112 and not string.find(string.sub(hold, 1, 48), '%D') then
             answer[#answer + 1] = name
             answer[#answer + 1] = hold
         end

@@ -16,7 +16,7 @@ for i = 1, #found, 2 do
     local key = ARGV[3] .. found[i]
     local hold = ARGV[4] == 'holder' and redis.pcall('GET', key) or redis.pcall('GETRANGE', key, 0, 47)
     local expires = type(hold) == 'string' and #hold >= 48 and tonumber(string.sub(hold, 1, 16))
-    if expires and expires > now then
+    if expires and expires > now and not string.find(string.sub(hold, 1, 48), '%D') then
         answer[#answer + 1] = found[i]
         answer[#answer + 1] = string.sub(hold, 1, 48)
         if ARGV[4] == 'holder' then
