@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests import guarantees
 from tests.torture.checker import RULES, Terms, Violation, check, figures, slack_of
 from tests.torture.history import Fault, put_together
 
@@ -146,6 +147,12 @@ def test_exclusion_of_session_locks_ends_with_the_session(kind):
     assert rules(scripts, SESSION, [fault(kind, 10.3, 10.4)]) == set()
     assert "exclusion" in rules(scripts, LEASE, [fault(kind, 10.3, 10.4)])
     assert "exclusion" in rules(scripts, SESSION, [fault("terminate", 10.3, 10.4, keys=["other"])])
+
+
+def test_exclusion_of_session_locks_ends_with_a_session_that_ended_while_they_were_granted():
+    scripts = [lost_at(11.5), Script(2).section(10.5, 12.0, 6).down()]
+    assert rules(scripts, SESSION, [fault("terminate", 9.9, 10.1, keys=[])]) == set()
+    assert "exclusion" in rules(scripts, SESSION, [fault("terminate", 10.2, 10.3, keys=[])])
 
 
 def test_exclusion_of_session_locks_is_broken_if_the_loss_is_told_too_late():
@@ -316,3 +323,8 @@ def test_figures_count_what_happened():
     history = put_together([script.events for script in two()], [])
     counted = figures(history, LEASE)
     assert (counted["sections"], counted["tries"], counted["processes"]) == (2, 2, 2)
+
+
+def test_the_rules_that_the_guarantees_name_exist():
+    named = {name for promise in guarantees.PROMISES for name in promise.rules}
+    assert named == {rule.__name__ for rule in RULES}

@@ -108,8 +108,11 @@ def endings(history: History, terms: Terms, section: Try) -> Iterator[tuple[Faul
             continue
         if fault.kind == "force" and fault.keys == [section.key] and fault.token in (None, section.token):
             yield fault, fault.t1 + (SESSION_LOSS_SECONDS if terms.session else terms.ttl)
-        elif terms.session and fault.kind in SESSIONS_END and (fault.keys is None or section.key in fault.keys):
-            yield fault, fault.t1 + SESSION_LOSS_SECONDS
+        elif terms.session and fault.kind in SESSIONS_END:
+            # What a session held was looked up before it was ended, and so may lack what was granted meanwhile.
+            meanwhile = (section.sent or section.asked) <= fault.t1 and section.answered >= fault.t0
+            if fault.keys is None or section.key in fault.keys or meanwhile:
+                yield fault, fault.t1 + SESSION_LOSS_SECONDS
 
 
 def patience(history: History, section: Try, since: float, until: float) -> float:

@@ -1,4 +1,7 @@
-"""The steady mixed load of the soak, in one process: `python -m tests.torture.load BACKEND INDEX PACE`.
+"""The steady mixed load of the soak, in one process: `python -m tests.torture.load BACKEND INDEX REGISTER PACE KEYS`.
+
+KEYS keys are used before anything is measured, so that the caches of names are full. REGISTER is the database of the
+guarded transactions.
 
 About every PACE seconds one of the things that people do with locks. A line of JSON with what this process has in
 memory goes to its standard output whenever a line comes in on its standard input.
@@ -15,9 +18,6 @@ import threading
 import time
 from collections.abc import Callable
 from typing import Any
-
-#: So many keys are used before anything is measured, so that the caches of names are full.
-WARM_UP_KEYS = 5000
 
 
 class Load:
@@ -185,7 +185,7 @@ class Load:
         }
 
 
-def main(backend: str, index: str, register: str, pace: str) -> None:
+def main(backend: str, index: str, register: str, pace: str, keys: str) -> None:
     import django
 
     django.setup()
@@ -201,7 +201,7 @@ def main(backend: str, index: str, register: str, pace: str) -> None:
         stop.set()
 
     threading.Thread(target=listen, daemon=True).start()
-    for number in range(WARM_UP_KEYS):
+    for number in range(int(keys)):
         with lock(f"soak-warm-up-{index}-{number}", backend=backend):
             pass
         if number % 50 == 0:

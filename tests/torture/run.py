@@ -97,7 +97,11 @@ class Run:
     def _faults(self, backend: str) -> list[dict[str, Any]]:
         server = self._server(backend)
         events = read(self.ground.logs / "nemesis.log")
-        return [each for each in events if each.get("backend") == backend or (server and each.get("server") == server)]
+        return [
+            event
+            for event in events
+            if event.get("backend") == backend or ("backend" not in event and event.get("server") == (server or "none"))
+        ]
 
     def _count(self, backend: str, history: History) -> dict[str, int]:
         counts = Counter(event["kind"] for event in self._faults(backend))

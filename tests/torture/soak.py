@@ -49,18 +49,18 @@ Sample = dict[tuple[str, str], float]
 
 
 class Soak:
-    def __init__(self, ground: Ground, backends: list[str], pace: float) -> None:
+    def __init__(self, ground: Ground, backends: list[str], pace: float, keys: int) -> None:
         self.ground = ground
         self.loads: dict[str, list[subprocess.Popen[str]]] = {}
         for backend in backends:
             processes = 1 if backend == "local" else PROCESSES
-            self.loads[backend] = [self._start(backend, index, pace) for index in range(processes)]
+            self.loads[backend] = [self._start(backend, index, pace, keys) for index in range(processes)]
         self.samples: list[tuple[float, Sample]] = []
         self.counts: dict[str, dict[str, int]] = {}
         self.errors: list[str] = []
 
-    def _start(self, backend: str, index: int, pace: float) -> subprocess.Popen[str]:
-        words = [backend, str(index), self.ground.register_of(backend), str(pace)]
+    def _start(self, backend: str, index: int, pace: float, keys: int) -> subprocess.Popen[str]:
+        words = [backend, str(index), self.ground.register_of(backend), str(pace), str(keys)]
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.torture.load", *words],
             cwd=ROOT,
@@ -207,6 +207,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=30.0, help="seconds between two samples")
     parser.add_argument("--pace", type=float, default=2.0, help="seconds between two things that a process does")
+    parser.add_argument("--keys", type=int, default=5000, help="that each process uses first, so that caches are full")
     parser.add_argument("--record", action="store_true", help=f"write the figures to {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
     lacking = missing(list(BACKENDS))
@@ -214,7 +215,7 @@ def main() -> int:
         print(f"without {backend}: {reason}", flush=True)
     backends = ["local", *(each for each in BACKENDS if each not in lacking)]
     with Ground(backends, ttl=TTL) as ground:
-        soak = Soak(ground, backends, options.pace)
+        soak = Soak(ground, backends, options.pace, options.keys)
         soak.sample()
         began, cpu = time.monotonic(), soak.cpu()
         end = began + 60 * options.minutes
