@@ -6,7 +6,7 @@ from datetime import timedelta
 from decimal import Decimal
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
 #: With a profile that makes more examples (tests/conftest.py), so do these.
@@ -20,6 +20,7 @@ def examples(count: int) -> Any:
         derandomize=not THOROUGH,
         deadline=None,
         database=None,
+        phases=list(Phase) if THOROUGH else [Phase.generate],
         suppress_health_check=list(HealthCheck),
     )
 
@@ -29,9 +30,10 @@ texts = st.one_of(
     st.text(st.characters(codec=None, exclude_categories=()), max_size=30),
     st.sampled_from(
         [
-            "", " ", "\0", "\ud800", "angee:", "angee:name:", "angee:name:a", "angee:x:%41", "a:b%3A", "'; DROP TABLE lock; --",
-            "{{ 7|add:7 }}", "%s%n%(x)s", "../../etc/passwd", "é", "\N{RIGHT-TO-LEFT OVERRIDE}x", "*", "[", "inf", "nan",
-            "-1", "1e999", "0x10", "9" * 5000, "x" * 20_000, "null", "<script>alert(1)</script>", "\r\nSET-COOKIE: a", "***",
+            "", " ", "\0", "\ud800", "angee:", "angee:name:", "angee:name:a", "angee:x:%41", "a:b%3A", "***",
+            "'; DROP TABLE lock; --", "{{ 7|add:7 }}", "%s%n%(x)s", "../../etc/passwd", "*", "[", "é", "\u202ex",
+            "-1", "1e999", "inf", "nan", "0x10", "9" * 5000, "x" * 20_000, "null", "<script>alert(1)</script>",
+            "\r\nSET-COOKIE: a",
         ]
     ),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Keys, owner ids, times, notes, settings and aliases of any type and value: a documented error, and nothing acquired."""
+"""Keys, owner ids, times, notes, settings and aliases of any value: a documented error, and nothing acquired."""
 
 from __future__ import annotations
 
