@@ -320,7 +320,8 @@ class LockMachine(RuleBasedStateMachine):
         if self.in_transaction() and self.storage.database != "default":
             return  # the transaction would go with them
         self.storage.strategy.break_connections()
-        connections[self.storage.database].close()
+        if not self.in_transaction():
+            connections[self.storage.database].close()
         if not self.is_lease():
             for key in self.mine():
                 self.model.end(key, Belief.STALE)

@@ -187,9 +187,12 @@ def wait_in_line(
                     grant: Grant | None = yield Call(attempt, min(deadline, started + VERB_SECONDS), hold=hold)
                     if grant is not None:
                         return grant
-            except LockBackendError:
+            except LockBackendError as error:
                 # Cut off by the end of the wait: what the backend said before is the answer.
                 if clock.now() >= deadline and deadline - started < FAIR_CHANCE_SECONDS:
+                    if error.uncertain:  # the try may yet be granted, and nobody would release it
+                        renewer.ensure_running()
+                        renewer.abandon(hold)
                     return None
                 raise
             line.calling_since = None
