@@ -37,7 +37,9 @@ from .table import TableLockBackend
 SUFFIX = ".locks"
 #: SQLite itself waits this long for another process's write before the deadline is looked at again, in ms.
 BUSY_MS = 50
-PAGE_BYTES = 1024
+#: A write copies whole pages into the log, so small ones are cheaper. Still smaller ones would hold no whole row, which
+#: makes a file of many holds three times as large, and slow to read.
+PAGE_BYTES = 2048
 #: What SQLite says, having done nothing, when somebody put another file in the place of the one that is open.
 REPLACED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_READONLY_DBMOVED)
 #: Free rows that have not been used for this many seconds are removed, once in so many releases.
