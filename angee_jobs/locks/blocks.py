@@ -203,6 +203,8 @@ def attach_lock(
             with attach_lock(f"export-{report_id}", owner_id, backend="leases"):
                 ...
     """
+    if type(owner_id) is str:
+        owner_id = OwnerId(owner_id)  # first of all: now no traceback's variables show it
     attached = Lock(key, ttl=ttl, auto_extend=auto_extend, note=note, backend=backend)
     if not isinstance(owner_id, str):
         raise TypeError(f"owner_id must be the text that detach() returned, not {type(owner_id).__name__}")
@@ -210,7 +212,6 @@ def attach_lock(
         raise ValueError("owner_id must be the text that detach() returned, and is empty")
     if not owner_id.isascii():
         raise LockLostError(f"There is no detached hold of {attached.name} with this owner id", name=attached.name)
-    owner_id = OwnerId(owner_id)  # which a traceback's variables do not show
     steps = adopt_steps(attached._verbs(), attached.key, attached.name, owner_id, ttl=attached._ttl, note=note)
     attached._take(run(steps))
     attached._attached = True
