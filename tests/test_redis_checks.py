@@ -127,7 +127,7 @@ def test_locks_survive_an_eviction_that_the_check_permits(server_dir):
         ("~* &* +@all -publish", ["W021"]),
         ("~* &* +@all -subscribe", ["W021"]),
         (
-            "~{*:angee-locks}:* &{*:angee-locks}:* -@all +eval +evalsha +get +set +del +exists +time +zadd +zrem +zscan"
+            "~{*:angee-locks}:* &{*:angee-locks}:* -@all +eval +evalsha +get +set +mset +del +exists +time +zadd +zrem"
             " +zrangebyscore +publish +subscribe +unsubscribe +ping",
             [],
         ),

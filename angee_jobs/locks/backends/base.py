@@ -128,7 +128,7 @@ class BaseLockBackend:
         """Of all live holds, many at a time, the name and these ``fields``: where :meth:`list_held` reads too much.
 
         Optional. A field is ``holder``, ``acquired_at``, ``expires_in`` or ``fencing_token``, as in :class:`Record`.
-        A hold may come twice. None: this backend has no such verb, and its records are read instead.
+        Each hold comes once. None: this backend has no such verb, and its records are read instead.
         """
         return None
 

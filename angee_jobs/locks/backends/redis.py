@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import clock
@@ -47,7 +47,6 @@ _EXTEND = Script("extend")
 _RELEASE = Script("release")
 _ADOPT = Script("adopt")
 _INSPECT = Script("inspect")
-_LIST_HELD = Script("list_held")
 _LIST_EXPIRED = Script("list_expired")
 _SCAN_HELD = Script("scan_held")
 _INSPECT_MANY = Script("inspect_many")
@@ -185,40 +184,56 @@ class RedisLockBackend(BaseLockBackend):
         return self._record_of(name, reply)
 
     def list_held(self, deadline: float) -> Iterator[Record]:
-        seen: set[str] = set()  # a hold may be on two pages
-        cursor = b"0"
-        while True:
-            args = (cursor, b"%d" % PAGE, self._hold)
-            reply, _ = self.connections.run(_LIST_HELD, (self._index,), args, deadline)
-            asked, (cursor, records) = cursor, self._page(reply)
-            if not isinstance(cursor, bytes) or cursor == asked != b"0":
-                raise self._odd(reply)
-            for record in records:
-                if record.name not in seen and record.expires_in is not None and record.expires_in > 0:
-                    seen.add(record.name)
-                    yield record
-            if cursor == b"0":
-                return
-            deadline = max(deadline, clock.now() + VERB_SECONDS)
+        for now, names, heads, holders in self._scan(deadline, holders=True):
+            for name, head, holder in zip(names, heads, holders, strict=True):
+                yield self._described(name, head, holder, now)
 
     def scan_held(self, fields: Sequence[str], deadline: float) -> Iterator[Sequence[tuple[Any, ...]]]:
-        # In the order of their ends, where those that have ended need not be passed. A renewal takes a hold further
-        # on, never back. Each part begins with the end of the last one, since many may end at once.
+        for now, names, heads, holders in self._scan(deadline, holders="holder" in fields):
+            columns: list[Sequence[Any]] = [names]
+            for field in fields:
+                if field == "holder":
+                    columns.append(holders)
+                elif field == "acquired_at":
+                    columns.append([int(head[32:]) / 1e6 for head in heads])
+                elif field == "expires_in":
+                    columns.append([(int(head[:16]) - now) / 1e6 for head in heads])
+                else:
+                    columns.append([int(head[16:32]) for head in heads])
+            yield [*zip(*columns, strict=True)]
+
+    def _scan(
+        self, deadline: float, *, holders: bool
+    ) -> Iterator[tuple[int, Sequence[str], Sequence[str], Sequence[str]]]:
+        """The time, and of many holds the names, the heads, and the holders if they are wanted.
+
+        In the order of their ends, where those that have ended need not be passed. Whatever happens meanwhile moves a
+        hold further on, never back, so that none is left out. Each part begins with the end of the last one, since many
+        may end at once.
+        """
         seen: set[str] = set()
-        what = b"holder" if "holder" in fields else b""
+        what = b"holder" if holders else b""
         since, most = b"", SCAN
         while True:
-            reply, _ = self.connections.run(
-                _SCAN_HELD, (self._index,), (since, b"%d" % most, self._hold, what), deadline
-            )
-            looked_at, last, rows = self._part(reply, fields)
-            fresh = [row for row in rows if row[0] not in seen]
-            seen.update([row[0] for row in fresh])
-            yield fresh
+            args = (since, b"%d" % most, self._hold, what)
+            reply, _ = self.connections.run(_SCAN_HELD, (self._index,), args, deadline)
+            if not isinstance(reply, list) or len(reply) != 4 or not all(isinstance(part, bytes) for part in reply[2:]):
+                raise self._odd(reply)
+            now, looked_at = self._time(reply[0]), self._number(reply[1])
+            flat, step = self._texts(reply[3]), 3 if holders else 2
+            names, heads = flat[::step], flat[1::step]
+            if len(flat) % step or not all(len(head) == _HEAD and head.isdigit() for head in heads):
+                raise self._odd(reply)
+            texts = flat[2::step] if holders else [""] * len(names)
+            fresh = [at for at, name in enumerate(names) if name not in seen]
+            if len(fresh) < len(names):
+                names, heads, texts = ([column[at] for at in fresh] for column in (names, heads, texts))
+            seen.update(names)
+            yield now, names, heads, texts
             if looked_at < most:
                 return
-            most = 2 * most if last == since else SCAN
-            since = last
+            most = 2 * most if reply[2] == since else SCAN
+            since = reply[2]
             deadline = max(deadline, clock.now() + VERB_SECONDS)
 
     def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
@@ -318,26 +333,6 @@ class RedisLockBackend(BaseLockBackend):
         pairs = zip(names, reply[3::2], strict=True)
         return reply[1], [self._record(name.decode(errors="replace"), hold, now) for name, hold in pairs]
 
-    def _part(self, reply: object, fields: Sequence[str]) -> tuple[int, bytes, list[tuple[Any, ...]]]:
-        """How many entries a part of a scan had, the end of its last one, and the rows."""
-        if not isinstance(reply, list) or len(reply) != 4 or not all(isinstance(part, bytes) for part in reply[2:]):
-            raise self._odd(reply)
-        now = self._time(reply[0])
-        flat = self._texts(reply[3])
-        step = 3 if "holder" in fields else 2
-        heads = flat[1::step]
-        columns: dict[str, Callable[[], Iterable[Any]]] = {
-            "holder": lambda: flat[2::step],
-            "acquired_at": lambda: [int(head[32:]) / 1e6 for head in heads],
-            "expires_in": lambda: [(int(head[:16]) - now) / 1e6 for head in heads],
-            "fencing_token": lambda: [int(head[16:32]) for head in heads],
-        }
-        try:
-            rows = [*zip(flat[::step], *(columns[field]() for field in fields), strict=True)]
-        except ValueError as error:
-            raise self._odd(reply) from error
-        return self._number(reply[1]), reply[2], rows
-
     def _texts(self, reply: bytes) -> list[str]:
         try:
             texts = json.loads(reply.decode(errors="replace"))
@@ -355,6 +350,8 @@ class RedisLockBackend(BaseLockBackend):
     def _record(self, name: str, hold: object, now: int) -> Record:
         if not isinstance(hold, bytes) or not hold[:_HEAD].isdigit() or len(hold) < _HEAD_AND_OWNER:
             raise self._odd(hold)
-        expires, token, acquired = int(hold[:16]), int(hold[16:32]), int(hold[32:_HEAD])
-        holder = hold[_HEAD_AND_OWNER:].decode(errors="replace")
+        return self._described(name, hold[:_HEAD].decode(), hold[_HEAD_AND_OWNER:].decode(errors="replace"), now)
+
+    def _described(self, name: str, head: str, holder: str, now: int) -> Record:
+        expires, token, acquired = int(head[:16]), int(head[16:32]), int(head[32:])
         return Record(name, holder, acquired / 1e6, expires / 1e6, (expires - now) / 1e6, token)

@@ -21,6 +21,7 @@ if owner ~= ARGV[2] then
 end
 expires = now + ARGV[4]
 local head = string.format('%016.0f', expires) .. string.sub(hold, 17, 48)
-redis.call('ZADD', KEYS[2], string.format('%.0f', expires), ARGV[1])
+-- Never sooner in the index than it was, or a list that goes by it might miss the hold. To be tidied up later is no harm.
+redis.call('ZADD', KEYS[2], string.format('%.0f', math.max(expires, tonumber(string.sub(hold, 1, 16)))), ARGV[1])
 redis.call('SET', KEYS[1], head .. ARGV[3] .. ARGV[5])
 return head

@@ -1,4 +1,5 @@
--- Some live holds by the time of their end, of each what a list of very many needs.
+-- Some live holds by the time of their end. A list takes one part after the other: no end of a hold ever moves back in
+-- the index, so that one which is there all the time is in one of them.
 --
 -- KEYS  the index
 -- ARGV  from which end on (empty: from now on), how many at most, what stands before a name in the key of its hold,
@@ -13,9 +14,8 @@ local from = ARGV[1] == '' and string.format('(%.0f', now) or ARGV[1]
 local found = redis.call('ZRANGEBYSCORE', KEYS[1], from, '+inf', 'WITHSCORES', 'LIMIT', 0, ARGV[2])
 local answer = {}
 for i = 1, #found, 2 do
-    local key = ARGV[3] .. found[i]
-    local hold = ARGV[4] == 'holder' and redis.pcall('GET', key) or redis.pcall('GETRANGE', key, 0, 47)
-    local expires = type(hold) == 'string' and #hold >= 48 and tonumber(string.sub(hold, 1, 16))
+    local hold = redis.pcall('GET', ARGV[3] .. found[i])
+    local expires = type(hold) == 'string' and #hold >= 112 and tonumber(string.sub(hold, 1, 16))
     if expires and expires > now and not string.find(string.sub(hold, 1, 48), '%D') then
         answer[#answer + 1] = found[i]
         answer[#answer + 1] = string.sub(hold, 1, 48)
