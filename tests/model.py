@@ -8,10 +8,8 @@ must be what the model says.
 from __future__ import annotations
 
 import contextlib
-import enum
 import itertools
 import threading
-from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pytest
@@ -38,13 +36,13 @@ from angee_jobs.locks import (
 from angee_jobs.locks.operations import expired_locks
 from angee_jobs.locks.waiting import room_of
 from tests.model_clients import LONG
+from tests.model_state import DETACHED, Belief, Held, Model
 from tests.model_storage import Storage
 from tests.servers import eventually
 
 #: The names of the clients; where a backend does not reach other processes, "process" is one more in this one.
 CLIENTS = ("thread", "other thread", "task", "process")
 TRANSACTION = "transaction"
-DETACHED = "detached"
 #: How long somebody waits in vain, in seconds.
 BRIEFLY = 0.05
 
@@ -52,56 +50,6 @@ clients_ = st.sampled_from(CLIENTS)
 #: Two, so that a step meets what an earlier one did, and a mistake with names would show.
 KEYS = (0, 1)
 keys_ = st.sampled_from(KEYS)
-
-
-class Belief(enum.Enum):
-    """What a client can know of its hold."""
-
-    NOTHING = "it has none, or has given it up"
-    HOLDS = "it has one"
-    STALE = "the storage has ended it, and the client may not have been told yet"
-    LOST = "it was told that the storage has ended it"
-
-
-@dataclass
-class Held:
-    """The hold of a key as the storage has it."""
-
-    token: int
-    by: str
-    #: Of one that was detached.
-    owner_id: str = ""
-
-
-@dataclass
-class Model:
-    """All that there is to know about locks."""
-
-    holds: dict[LockKey, Held] = field(default_factory=dict)
-    #: Keys with the remains of an expired hold.
-    remains: set[LockKey] = field(default_factory=set)
-    tokens: dict[LockKey, int] = field(default_factory=dict)
-    beliefs: dict[tuple[str, LockKey], Belief] = field(default_factory=dict)
-
-    def belief(self, client: str, key: LockKey) -> Belief:
-        return self.beliefs.get((client, key), Belief.NOTHING)
-
-    def is_holder(self, client: str, key: LockKey) -> bool:
-        return key in self.holds and self.holds[key].by == client
-
-    def grant(self, client: str, key: LockKey, token: int | None) -> None:
-        assert key not in self.holds, f"{client} was granted {key}, which {self.holds[key].by} has"
-        assert token is not None and token > self.tokens.get(key, 0), "fencing tokens rise"
-        self.tokens[key] = token
-        self.holds[key] = Held(token, client)
-        self.remains.discard(key)
-        self.beliefs[client, key] = Belief.HOLDS
-
-    def end(self, key: LockKey, belief: Belief = Belief.NOTHING) -> None:
-        """The hold of ``key`` is over; what its client believes now."""
-        ended = self.holds.pop(key)
-        if ended.by != DETACHED:
-            self.beliefs[ended.by, key] = belief
 
 
 class LockMachine(RuleBasedStateMachine):
