@@ -21,6 +21,8 @@ class Promise(NamedTuple):
     """Classes of the contract suite."""
     modules: list[str]
     """Modules of this suite that test the same further."""
+    rules: list[str] = []
+    """Rules of the checker of the torture run."""
 
 
 PROMISES = [
@@ -31,6 +33,7 @@ PROMISES = [
         "one process, and says so.",
         ["Exclusion"],
         ["test_async", "test_fork", "test_demo"],
+        ["exclusion"],
     ),
     Promise(
         "Ownership",
@@ -38,12 +41,14 @@ PROMISES = [
         "brings one back.",
         ["Ownership"],
         [],
+        ["ownership"],
     ),
     Promise(
         "Crash",
         "A holder that is killed frees the lock: a lease within its ttl, a session lock at once.",
         ["Crash"],
         ["test_celery", "test_commands_run_locked"],
+        ["refused_for_a_reason"],
     ),
     Promise(
         "Renewal",
@@ -58,6 +63,7 @@ PROMISES = [
         "lock within two seconds. `lost`, `check()`, the signal `lock_lost` and the end of the block tell it.",
         ["Loss"],
         ["test_advisory"],
+        ["belief", "told_in_time", "signalled"],
     ),
     Promise(
         "Waiting",
@@ -65,30 +71,34 @@ PROMISES = [
         "arrival order inside a process.",
         ["Waiting"],
         ["test_redis_waiting", "test_async"],
+        ["answered", "refused_for_a_reason"],
     ),
     Promise(
         "Fencing",
         "Tokens of a key strictly increase, over releases, expiry, reaping, deleted rows and an emptied storage.",
         ["Fencing"],
         [],
+        ["fencing"],
     ),
     Promise(
         "Guard",
         "A stale holder's guarded transaction cannot commit after a newer holder's.",
         ["Guard"],
         [],
+        ["register"],
     ),
     Promise(
         "Server time",
         "Only the backend's clock decides what has expired.",
         ["Clock"],
         [],
+        ["exclusion"],
     ),
     Promise(
         "Transactions",
         "Lock traffic neither uses nor disturbs the caller's connection. A block inside `atomic()` keeps its lock "
         "until the commit or rollback, and frees it before the body's `on_commit` callbacks.",
-        ["TransactionCase", "Transactions"],
+        ["TransactionCase", "Transactions", "Rollbacks"],
         ["test_scenarios_requests", "test_scenarios_runs", "test_async_django"],
     ),
     Promise(
@@ -103,6 +113,7 @@ PROMISES = [
         "Safe under threads, coroutines, cancellation, fork, and an exception of a signal handler at any instruction.",
         ["Python"],
         ["test_async_cancel", "test_fork", "test_pg_session"],
+        ["children"],
     ),
     Promise(
         "Who holds what",
@@ -122,8 +133,13 @@ which yours can [run too](howto/backend.md). It is run over
 
 {runs}
 
-against real servers, which the tests start, kill, stop and put behind poolers. A number like `s13` is that of a failure
-that users of other lock libraries reported. What is *not* promised is [a page of its own](explanation/not-promised.md).
+against real servers, which the tests start, kill, stop and put behind poolers. A number like `s13` is that of
+[a failure that users of lock libraries reported](explanation/reported-failures.md). What is *not* promised is
+[a page of its own](explanation/not-promised.md).
+
+Then everything happens at once: in [the torture run](torture.md), whose page has the figures, processes and servers are
+killed, stopped and deceived at random, and a checker proves or refutes these promises from what the processes wrote
+down. Its rules are named below. [An hour of steady load](soak.md) shows whether anything grows.
 """
 
 RUNS = {
@@ -195,6 +211,10 @@ def page() -> str:
         lines += [f"- `{name}`" for part in promise.parts for name in tests.get(part, [])]
         if promise.modules:
             lines += ["", "And further: " + ", ".join(f"`tests/{name}.py`" for name in promise.modules) + "."]
+        if promise.rules:
+            rules = ", ".join(f"`{name}`" for name in promise.rules)
+            what = "rule" if len(promise.rules) == 1 else "rules"
+            lines += ["", f"In [the torture run](torture.md), the {what} {rules} of `tests/torture/checker.py`."]
         lines.append("")
     return "\n".join(lines)
 

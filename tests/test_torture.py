@@ -44,6 +44,6 @@ def test_half_a_minute_of_everything_at_once():
 @pytest.mark.timeout(200)
 def test_planted_bugs_are_found():
     require("; ".join(missing(list(PLANTED)).values()) or None)
-    done = torture("--seconds", "60", "--workers", "5", "--planted", *PLANTED)
+    done = torture("--seconds", "120", "--workers", "5", "--planted", *PLANTED)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-8000:]}"
     assert done.stdout.count("exclusion: ") + done.stdout.count("ownership: ") >= len(PLANTED) - 1

@@ -87,13 +87,14 @@ def find(options: argparse.Namespace) -> int:
     with Run(options.planted, options.seed, options.workers, keys=1) as run:
         run.start()
         run.nemesis.begin({backend: PLANTED_FAULTS[backend] for backend in options.planted})
-        end = time.monotonic() + options.seconds
+        began = time.monotonic()
+        end = began + options.seconds
         while len(found) < len(options.planted) and time.monotonic() < end:
             run.nemesis.torment(1.0)
             for backend in set(options.planted) - found.keys():
                 violations = run.judge(backend).violations
                 if texts := [str(each) for each in violations if each.rule in FINDING]:
-                    found[backend] = texts[:3]
+                    found[backend] = [f"after {time.monotonic() - began:.0f} s", *texts[:3]]
         run.nemesis.relent()
         if len(found) < len(options.planted):
             print(run.errors(), file=sys.stderr)

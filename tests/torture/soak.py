@@ -58,6 +58,7 @@ class Soak:
         self.samples: list[tuple[float, Sample]] = []
         self.counts: dict[str, dict[str, int]] = {}
         self.errors: list[str] = []
+        self.unanswered = 0
 
     def _start(self, backend: str, index: int, pace: float, keys: int) -> subprocess.Popen[str]:
         words = [backend, str(index), self.ground.register_of(backend), str(pace), str(keys)]
@@ -90,6 +91,7 @@ class Soak:
 
         found: Sample = {}
         self.errors.clear()
+        self.unanswered = 0
         for backend, processes in self.loads.items():
             counts: dict[str, int] = {}
             for process in processes:
@@ -107,6 +109,7 @@ class Soak:
                 for name, count in told["counts"].items():
                     counts[name] = counts.get(name, 0) + count
                 self.errors += told["errors"]
+                self.unanswered += told["unanswered"]
             self.counts[backend] = counts
         found |= self._servers()
         self.samples.append((time.monotonic(), found))
@@ -177,7 +180,8 @@ def page(minutes: float, soak: Soak, share: float, grown: list[str]) -> str:
         "",
         *paragraph(
             f"{minutes:g} minutes of steady mixed load on every backend at once, {PROCESSES} processes each (one for "
-            f"the local backend): does anything grow? All processes together used {100 * share:.0f} % of one core."
+            f"the local backend): does anything grow? All processes together used {100 * share:.0f} % of one core. "
+            f"Requests that a backend did not answer in time: {soak.unanswered}."
         ),
         "",
         "| backend | what was done | how often |",
