@@ -3,7 +3,7 @@
 import pytest
 from django.db import OperationalError, connections, transaction
 
-from angee_jobs.locks import lock
+from angee_jobs.locks import lock, lock_backends
 from angee_jobs.locks.backends.base import Extension
 from angee_jobs.locks.backends.table import TableLockBackend
 from tests.pg_helpers import in_production, within
@@ -27,6 +27,32 @@ def test_a_crash_of_the_server_does_not_take_an_extension_back(postgres, in_prod
     assert record.expires_in > 500
     backend.release(NAME, "owner", within())
     backend.close()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("backend", ["postgres_table", "postgres_advisory"])
+def test_a_crash_of_the_server_takes_no_token_back_that_another_session_had_made_ready(
+    postgres, in_production, backend
+):
+    """A sequence logs values ahead. Whoever draws one of those does not wait until the log is on the disk."""
+    mine = lock("torture-token", ttl=30, backend=backend)
+    assert mine.acquire()
+    assert mine.release()
+    drawn = "SELECT nextval('angee_jobs_fencing_token')"
+    stranger = postgres.connect(autocommit=False)  # who never commits, and so never waits for the disk
+    logged = "SELECT log_cnt FROM angee_jobs_fencing_token"
+    while stranger.execute(drawn).fetchone() and stranger.execute(logged).fetchone() != (32,):
+        pass
+    assert mine.acquire()
+    before = mine.fencing_token
+    postgres.kill()
+    stranger.close()
+    postgres.start()
+    lock_backends.verbs(backend).force_release(mine.name, within())  # a lease has survived
+    again = lock("torture-token", ttl=30, backend=backend)
+    assert again.acquire(timeout=5)
+    assert again.fencing_token > before
+    again.release()
 
 
 @pytest.mark.once

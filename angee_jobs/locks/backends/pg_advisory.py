@@ -55,6 +55,12 @@ ACQUIRE = Statement("""
         WHEN pg_try_advisory_lock($1::bigint) THEN nextval('angee_jobs_fencing_token')
     END
 """)
+#: What a crash of the server may have taken back: a sequence logs 32 values ahead, and only who logs them waits for the
+#: disk. So each session leaves out more than can be on their way there before it draws its first token.
+LEAVE_OUT = Statement("""
+    SELECT count(nextval('angee_jobs_fencing_token')) FROM generate_series(1, 2048)
+    WHERE current_setting('transaction_read_only') = 'off'
+""")
 # The marker is free to take unless somebody waits, and given back with the end of the statement.
 _UNLOCK = f"""
     pg_backend_pid(), pg_advisory_unlock($1::bigint),

@@ -87,6 +87,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         return entry.grant(row)
 
     def _acquire_on(self, session: Session, entry: Entry, deadline: float) -> Row:
+        self._session.prepare_tokens(session, deadline)
         entry.session = session
         try:
             [row] = session.execute(sql.ACQUIRE, [entry.key], deadline, entry.owner)
