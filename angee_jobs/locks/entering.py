@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 from .backends.base import BaseLockBackend
 from .errors import LockBackendError
 from .hold import End, Hold
-from .policy import finish_steps, lost
+from .policy import finish_steps, lost_error
 from .renewal import Dropped, renewer
 from .steps import Steps, TaskBell, ThreadBell, arun, run
 from .transactions import Binding, Transaction, current_transactions, handle_dropped, transactions_of_task
@@ -172,14 +172,14 @@ class Enterable:
             self._abandon_block(block)
             raise
         if hold is not None and isinstance(hold.on_lost, _Canceller) and hold.on_lost.disarm(exc):
-            raise lost(self.name) from exc
+            raise lost_error(self.name) from exc
         if hold is not None and hold.ended is End.LOST:
             self._tell_body(exc)
 
     def _tell_body(self, exc: BaseException | None) -> None:
         """The hold was lost."""
         if exc is None:
-            raise lost(self.name)
+            raise lost_error(self.name)
         exc.add_note(f"The lock {self.name} had been lost before the block was left")
 
     def _undo(self, hold_before: Hold | None, blocks_before: list[Block]) -> None:
@@ -247,7 +247,7 @@ class Enterable:
                 return None  # refused, or a forked child that leaves its parent's block
             if binding is not None:
                 if not hold.ended and hold.over:
-                    renewer.lose(hold, "its lease ran out before it could be renewed")
+                    renewer.expire(hold)
                 if hold.ended is None and binding.leave_block():
                     return hold  # the hold belongs to the transaction now
                 binding.drop()

@@ -52,7 +52,7 @@ def guard(lock: Lock, using: str, timeout: float) -> Iterator[None]:
         with connection.wrap_database_errors, _bounded_wait(connection, timeout):
             passed = _pass(using, lock.name, token)
     except DatabaseError as error:
-        raise_clearly(connection, error, lock.name, using, timeout)
+        _raise_clearly(connection, error, lock.name, using, timeout)
     if not passed:
         transaction.set_rollback(True, using=using)  # also if somebody swallows the error
         raise LockLostError(f"A newer holder of {lock.name} has already passed the guard on {using!r}", name=lock.name)
@@ -136,7 +136,9 @@ def _bounded_wait(connection: BaseDatabaseWrapper, timeout: float) -> Iterator[N
                 put(before)
 
 
-def raise_clearly(connection: BaseDatabaseWrapper, error: DatabaseError, name: str, using: str, timeout: float) -> None:
+def _raise_clearly(
+    connection: BaseDatabaseWrapper, error: DatabaseError, name: str, using: str, timeout: float
+) -> None:
     """Say what the guard's own failures mean. All else, such as a serialization failure, is the caller's as it is."""
     cause: Any = error.__cause__
     waited_too_long = (

@@ -64,11 +64,11 @@ class Hold:
     __slots__ = (
         "__weakref__",
         "_end",
-        "acquired_at",
         "backend",
         "deadline",
         "fencing_token",
         "generation",
+        "granted",
         "granted_expiry",
         "handle",
         "in_flight",
@@ -94,7 +94,8 @@ class Hold:
         self.owner = new_owner_id()
         self.generation = process.generation
         self.fencing_token: int | None = None
-        self.acquired_at: float | None = None
+        #: When it was granted, and when the lease would have ended then, by the backend's clock.
+        self.granted: float | None = None
         self.granted_expiry: float | None = None
         #: All on the local clock: when the winning request was sent, when the lease surely ends, when it is to be
         #: renewed next (or looked at, for a session lock), and when it must end whatever happens.
@@ -119,7 +120,7 @@ class Hold:
     def grant(self, grant: Grant, *, renews: bool) -> None:
         """The request that was sent at ``started`` won."""
         self.fencing_token = grant.fencing_token
-        self.acquired_at = grant.acquired_at
+        self.granted = grant.acquired_at
         self.granted_expiry = grant.expires_at
         sent = self.started
         if self.backend.leases:
@@ -187,8 +188,8 @@ class Hold:
         return self.backend.adopt(self.name, self.owner, new_owner_id(), left, holder, deadline) is not None
 
     @property
-    def granted_at(self) -> datetime | None:
-        return to_datetime(self.acquired_at)
+    def acquired_at(self) -> datetime | None:
+        return to_datetime(self.granted)
 
     @property
     def expires_at(self) -> datetime | None:

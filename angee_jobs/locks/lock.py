@@ -18,7 +18,7 @@ from .errors import LockLostError
 from .guard import GUARD_SECONDS, guard
 from .hold import End, Hold
 from .keys import LockKey, as_lock_key
-from .policy import acquire_steps, detach_steps, extend_steps, finish_steps, lost
+from .policy import acquire_steps, detach_steps, extend_steps, finish_steps, lost_error
 from .renewal import renewer
 from .steps import Call, Steps, TaskBell, ThreadBell, arun, run
 from .transactions import handle_dropped
@@ -159,7 +159,7 @@ class Lock(Enterable):
         if hold is None or hold.foreign:
             return False
         if not hold.ended and hold.over:
-            renewer.lose(hold, "its lease ran out before it could be renewed")
+            renewer.expire(hold)
         return hold.ended is End.LOST
 
     def check(self) -> None:
@@ -174,7 +174,7 @@ class Lock(Enterable):
         """
         if not self.held:
             if self.lost:
-                raise lost(self.name)
+                raise lost_error(self.name)
             raise LockLostError(f"The lock {self.name} is not held here", name=self.name)
 
     @property
@@ -190,7 +190,7 @@ class Lock(Enterable):
     @property
     def acquired_at(self) -> datetime | None:
         """When the hold was granted, aware, by the backend's clock; None before the first hold."""
-        return self._hold.granted_at if self._hold is not None else None
+        return self._hold.acquired_at if self._hold is not None else None
 
     @property
     def expires_at(self) -> datetime | None:

@@ -35,8 +35,15 @@ logger = logging.getLogger("angee_jobs.locks")
 HANDLE_POLL_SECONDS = 0.05
 
 
-def lost(name: str) -> LockLostError:
+def lost_error(name: str) -> LockLostError:
     return LockLostError(f"The hold of {name} ended before it was released", name=name)
+
+
+def _take_back(hold: Hold, error: BaseException) -> None:
+    """A try was struck: whatever may have come of it is given up on the renewal thread."""
+    if not isinstance(error, LockBackendError) or error.uncertain:
+        renewer.ensure_running()
+        renewer.abandon(hold)
 
 
 def leases_only(backend: BaseLockBackend, what: str) -> None:
@@ -116,9 +123,7 @@ def acquire_steps(
     except LockNotAcquiredError:
         raise
     except BaseException as error:
-        if not isinstance(error, LockBackendError) or error.uncertain:
-            renewer.ensure_running()
-            renewer.abandon(hold)
+        _take_back(hold, error)
         raise
 
 
@@ -184,9 +189,7 @@ def adopt_steps(
     except LockLostError:
         raise
     except BaseException as error:
-        if not isinstance(error, LockBackendError) or error.uncertain:
-            renewer.ensure_running()
-            renewer.abandon(hold)
+        _take_back(hold, error)
         raise
 
 
@@ -194,7 +197,7 @@ def detach_steps(hold: Hold, ttl: float | None, note: str) -> Steps[str]:
     """The owner id of the hold's heir, whom nobody holds yet."""
     leases_only(hold.backend, "detach()")
     if not hold.end(End.DETACHED):
-        raise lost(hold.name)
+        raise lost_error(hold.name)
     renewer.forget(hold)
     heir, length = new_owner_id(), ttl or hold.ttl
     limit = min(clock.now() + VERB_SECONDS, hold.deadline)
@@ -210,7 +213,7 @@ def detach_steps(hold: Hold, ttl: float | None, note: str) -> Steps[str]:
     if grant is None:
         hold.found_lost()
         renewer.tell_loss(hold, "the backend did not know it any more when it was detached")
-        raise lost(hold.name)
+        raise lost_error(hold.name)
     return heir
 
 
@@ -237,7 +240,7 @@ def finish_steps(hold: Hold) -> Steps[End | None]:
         return None
     try:
         if hold.over and hold.ended is None:
-            renewer.lose(hold, "its lease ran out before it could be renewed")
+            renewer.expire(hold)
             return End.LOST
         if not hold.end(End.RELEASED):
             return End.LOST if hold.ended is End.LOST else None

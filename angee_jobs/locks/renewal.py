@@ -192,7 +192,7 @@ class Renewer:
                 self.lose(hold, "it was held for longer than hold_at_most")
                 self.abandon(hold)
             elif now >= hold.deadline:
-                self.lose(hold, "its lease ran out before it could be renewed")
+                self.expire(hold)
             elif now >= hold.renew_at:
                 due.setdefault(hold.backend, [])
         for hold in list(self.holds):
@@ -310,6 +310,10 @@ class Renewer:
         """``hold`` has ended without its holder releasing it. Told once."""
         if hold.end(End.LOST):
             self.tell_loss(hold, reason)
+
+    def expire(self, hold: Hold) -> None:
+        """The local clock says that the lease of ``hold`` is over."""
+        self.lose(hold, "its lease ran out before it could be renewed")
 
     def tell_loss(self, hold: Hold, reason: str) -> None:
         self.forget(hold)
