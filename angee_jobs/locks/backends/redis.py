@@ -37,7 +37,7 @@ UNANSWERED_MOST = 10_000
 #: How many holds one page of a list has.
 PAGE = 500
 #: How many holds a scan looks at in one request, which takes the server a few milliseconds.
-SCAN = 2000
+SCAN = 1000
 #: Should nobody reap: once in so many releases, what crashed holders left behind so many seconds ago is removed.
 LEFTOVER_SECONDS = 24 * 3600.0
 TIDY_EVERY = 1000
