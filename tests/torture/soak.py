@@ -172,7 +172,7 @@ def paragraph(text: str) -> list[str]:
     return textwrap.wrap(text, 118)
 
 
-def page(minutes: float, soak: Soak, share: float, grown: list[str]) -> str:
+def page(minutes: float, every: float, soak: Soak, share: float, grown: list[str]) -> str:
     lines = [
         "# Soak",
         "",
@@ -193,8 +193,8 @@ def page(minutes: float, soak: Soak, share: float, grown: list[str]) -> str:
     lines += [
         "",
         *paragraph(
-            f"Medians of the samples, one each half a minute, after the first {100 * WARM_UP:.0f} % of the time, which "
-            "are warm-up. Figures of a backend are the sums over its processes."
+            f"Medians of the samples, one each {every:g} seconds, after the first {100 * WARM_UP:.0f} % of the time, "
+            "which are warm-up. Figures of a backend are the sums over its processes."
         ),
         "",
         "| where | what | first half | second half |",
@@ -208,16 +208,18 @@ def page(minutes: float, soak: Soak, share: float, grown: list[str]) -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.torture.soak", description=__doc__.splitlines()[0])
+    parser.add_argument("backends", nargs="*", metavar="BACKEND", help="all unless given")
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--every", type=float, default=30.0, help="seconds between two samples")
     parser.add_argument("--pace", type=float, default=2.0, help="seconds between two things that a process does")
     parser.add_argument("--keys", type=int, default=5000, help="that each process uses first, so that caches are full")
     parser.add_argument("--record", action="store_true", help=f"write the figures to {PAGE.relative_to(ROOT)}")
     options = parser.parse_args()
-    lacking = missing(list(BACKENDS))
+    wanted = options.backends or ["local", *BACKENDS]
+    lacking = missing(wanted)
     for backend, reason in lacking.items():
         print(f"without {backend}: {reason}", flush=True)
-    backends = ["local", *(each for each in BACKENDS if each not in lacking)]
+    backends = [each for each in wanted if each not in lacking]
     with Ground(backends, ttl=TTL) as ground:
         soak = Soak(ground, backends, options.pace, options.keys)
         soak.sample()
@@ -229,7 +231,7 @@ def main() -> int:
             print(f"{time.monotonic() - began:6.0f} s  " + brief(soak), flush=True)
         share = (soak.cpu() - cpu) / (time.monotonic() - began)
         grown = growth(halves(soak.samples))
-        text = page(options.minutes, soak, share, grown)
+        text = page(options.minutes, options.every, soak, share, grown)
     print(text)
     for error in soak.errors:
         print(f"error: {error}")
