@@ -47,8 +47,9 @@ HEAD = """# Torture
 | --- |{dashes}
 """
 WHAT = """
-`tox -e torture` lets {workers} processes of each backend fight for three keys with a ttl of two seconds, by `with` and
-`async with`, with and without waiting, while processes and servers are killed, stopped, cut off and deceived at random.
+`tox -e torture` lets {workers} processes of each backend, some of which have two threads, fight for three keys with a
+ttl of two seconds, by `with` and `async with`, with and without waiting, while processes and servers are killed,
+stopped, cut off and deceived at random.
 Each process writes down when it enters and leaves a protected section, with which fencing token, and at each step
 whether it still believes in its lock, to a log outside of everything that is under fire. What is locked is also written
 to a database under `guard()`.

@@ -8,8 +8,9 @@ import os
 import random
 import select
 import signal
+import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,8 @@ from tests.torture.log import Log, now
 KEYS = ("a", "b", "c")
 #: How long the workers wait for a lock, in seconds; None: not at all.
 WAITS = (None, 0.5, 2.0, 4.0)
+#: How many threads a worker has: one of these.
+THREADS = (1, 1, 2)
 #: How often a worker looks whether it still has its lock, in seconds.
 BEAT = 0.1
 #: How often it forks in the body, writes under guard, and is a coroutine.
@@ -36,17 +39,18 @@ def sleep(seconds: float) -> None:
 
 
 class Worker:
+    """The process: its log, what it notes of the backend, and a thread or more that fight for the locks."""
+
     def __init__(self, backend: str, seed: str, register: str, keys: int, logs: Path) -> None:
         self.backend = backend
-        self.register = register
-        self.keys = KEYS[:keys]
-        self.random = random.Random(seed)
         self.log = Log(logs / f"{backend}.{os.getpid()}.log")
         self.stopping = False
-        self.n = 0
-        self.children: dict[int, int] = {}
         #: Owner ids of our holds, and the name, the token and the time of the request that won each.
         self.owners: dict[str, tuple[str, int, float]] = {}
+        choice = random.Random(seed)
+        self.fighters = [
+            Fighter(self, number, f"{seed}/{number}", register, KEYS[:keys]) for number in range(choice.choice(THREADS))
+        ]
         signal.signal(signal.SIGTERM, self._stop)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
 
@@ -60,15 +64,15 @@ class Worker:
         self._watch_backend()
         lock_lost.connect(self._told)
         self.log.write("up", pid=os.getpid(), backend=self.backend)
-        while not self.stopping:
-            if self.random.random() < COROUTINES:
-                asyncio.run(self.acquire_async())
-            else:
-                self.acquire()
-            self._reap_children(os.WNOHANG)
-            self._sleep(self.random.uniform(0.0, 0.4))
-        self._reap_children(0)
-        self.log.write("down")
+        first, *others = self.fighters
+        threads = [threading.Thread(target=each.run) for each in others]
+        for thread in threads:
+            thread.start()
+        first.run()
+        for thread in threads:
+            thread.join()
+        if all(each.done for each in self.fighters):
+            self.log.write("down")
 
     # What is written down of the backend
 
@@ -100,7 +104,31 @@ class Worker:
     def _told(self, *, key: Any, fencing_token: int, reason: str, **rest: object) -> None:
         self.log.write("told", key=key.name, token=fencing_token, why=reason)
 
-    # Sections
+
+class Fighter:
+    """One thread of a worker."""
+
+    def __init__(self, worker: Worker, number: int, seed: str, register: str, keys: Sequence[str]) -> None:
+        self.worker = worker
+        self.backend = worker.backend
+        self.log = worker.log
+        self.register = register
+        self.keys = keys
+        self.random = random.Random(seed)
+        self.n = number * 1_000_000
+        self.children: dict[int, int] = {}
+        self.done = False
+
+    def run(self) -> None:
+        while not self.worker.stopping:
+            if self.random.random() < COROUTINES:
+                asyncio.run(self.acquire_async())
+            else:
+                self.acquire()
+            self._reap_children(os.WNOHANG)
+            self._sleep(self.random.uniform(0.0, 0.4))
+        self._reap_children(0)
+        self.done = True
 
     def _ask(self) -> Any:
         from angee_jobs.locks import lock
@@ -113,20 +141,20 @@ class Worker:
 
     def acquire(self) -> None:
         mine = self._ask()
-        with self._answer():
+        with self._answer(mine):
             with mine:
                 for pause in self._body(mine):
                     self._sleep(pause)
 
     async def acquire_async(self) -> None:
         mine = self._ask()
-        with self._answer():
+        with self._answer(mine):
             async with mine:
                 for pause in self._body(mine, writes=0.0):
                     await asyncio.sleep(pause)
 
     @contextlib.contextmanager
-    def _answer(self) -> Generator[None, None, None]:
+    def _answer(self, mine: Any) -> Generator[None, None, None]:
         """Write down how a try, and its section, came out."""
         from angee_jobs.locks import LockBackendError, LockLostError, LockNotAcquiredError
 
@@ -144,12 +172,12 @@ class Worker:
                 self.log.write("failed", n=self.n, why=str(error))
         else:
             self.log.write("left", n=self.n, how="released")
-        self.owners.clear()
+        self.worker.owners.pop(mine.owner_id, None)
 
     def _body(self, held: Any, writes: float = WRITES) -> Generator[float, None, None]:
         """The protected section, which says after each step how long it wants to sleep."""
         started = now()
-        sent = next((sent for _, token, sent in self.owners.values() if token == held.fencing_token), None)
+        sent = next((sent for _, token, sent in list(self.worker.owners.values()) if token == held.fencing_token), None)
         self._inside = True
         self.log.write("enter", t=started, n=self.n, token=held.fencing_token, sent=sent, believes=held.held)
         length = self.random.choice([0.05, 0.1, 0.1, 0.2, 0.4, 0.8, 3.0]) * self.random.uniform(0.5, 1.5)
@@ -169,7 +197,7 @@ class Worker:
                 # Some stop at once, others run on until their block tells them.
                 yield after_loss
                 break
-            if passed >= length or self.stopping:
+            if passed >= length or self.worker.stopping:
                 break
             yield min(BEAT, max(length - passed, 0.01))
         if self._look("end", held) or after_loss:
