@@ -147,7 +147,7 @@ def markdown(data: dict[str, Any]) -> str:
     for title, columns in TABLES:
         present = [(series[measure], head) for measure, head in columns if measure in series]
         if present:
-            lines += [f"### {title}", "", *table(present), ""]
+            lines += [f"## {title}", "", *table(present), ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

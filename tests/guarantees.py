@@ -139,7 +139,7 @@ against real servers, which the tests start, kill, stop and put behind poolers. 
 
 Then everything happens at once: in [the torture run](torture.md), whose page has the figures, processes and servers are
 killed, stopped and deceived at random, and a checker proves or refutes these promises from what the processes wrote
-down. Its rules are named below. [An hour of steady load](soak.md) shows whether anything grows.
+down. Its rules are named below. [Steady load](soak.md) shows whether anything grows.
 """
 
 RUNS = {

@@ -19,12 +19,14 @@ from unittest import mock
 
 import pytest
 from django.core.management import load_command_class
+from django.core.management.base import BaseCommand
 from django.test import override_settings
 from django.utils.module_loading import import_string
 
 import angee_jobs.locks
 import angee_jobs.locks.testing
 from angee_jobs.locks import LockBackendError, lock, task_lock, task_lock_is_held
+from angee_jobs.locks.backends.base import BaseLockBackend
 from tests import guarantees
 from tests.docpages import PAGES, ROOT, Block, blocks
 
@@ -294,8 +296,34 @@ def test_every_public_name_is_in_the_reference():
     for name in angee_jobs.locks.__all__:
         assert re.search(rf"\b{name}\b", text), name
     text = (reference / "testing.md").read_text()
-    for name in set(angee_jobs.locks.testing.__all__) & vars(angee_jobs.locks.testing.doubles).keys() - {"OtherHolder"}:
+    for name in angee_jobs.locks.testing.__all__:
         assert re.search(rf"\b{name}\b", text), name
+    text = (reference / "backend.md").read_text()
+    for name, member in vars(BaseLockBackend).items():
+        if name[0] != "_" and name not in {"info", "try_acquire", "is_held"}:
+            assert re.search(rf"\b{name}\b", text), f"{name}: {member}"
+
+
+@pytest.mark.parametrize("name", ["list_locks", "reap_locks", "release_lock", "run_locked"])
+def test_every_option_of_a_command_is_on_its_page(name):
+    _, page = (ROOT / "docs" / "operations.md").read_text().split(f"\n### {name}\n")
+    page = re.split(r"\n##+ ", page)[0]
+    plain = BaseCommand().create_parser("manage.py", name)
+    of_django = {option for action in plain._actions for option in action.option_strings}
+    for action in load_command_class("angee_jobs", name).create_parser("manage.py", name)._actions:
+        for option in set(action.option_strings) - of_django:
+            assert f"`{option}" in page or f"[{option} " in page, option
+
+
+def test_every_module_is_in_the_architecture():
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    package = ROOT / "angee_jobs"
+    modules = [*package.glob("*.py"), *package.glob("locks/*.py"), *package.glob("locks/backends/*.py")]
+    modules += [*package.glob("management/*.py"), *package.glob("integrations/*.py")]
+    for module in modules:
+        assert f"{module.name}`" in text or module.name == "__init__.py", module
+    for name in re.findall(r"`(?:[a-z]+/)*(\w+\.py)`", text):
+        assert name in {module.name for module in modules}, f"{name} is gone"
 
 
 def test_every_page_of_a_how_to_is_within_reach():

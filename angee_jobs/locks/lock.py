@@ -28,8 +28,9 @@ from .types import LockInfo, Seconds, lease_seconds, wait_seconds
 class Lock(Enterable):
     """A lock on one key: made by :func:`lock`, taken by ``with``, ``async with``, or :meth:`acquire`.
 
-    It has one hold at a time and can be used again after a release or a loss. It may be handed between threads. All
-    requests raise :class:`LockBackendError` if the backend cannot be reached or gives no answer in time.
+    It has one hold at a time and can be used again after a release or a loss. It may be handed between threads. ``key``
+    is its :class:`LockKey`, ``name`` the canonical name of that. All requests raise :class:`LockBackendError` if the
+    backend cannot be reached or gives no answer in time.
     """
 
     def __init__(

@@ -42,7 +42,10 @@ _LAST_SECOND = 1900 * 366 * 24 * 3600.0
 
 @dataclasses.dataclass(slots=True)
 class Grant:
-    """What a successful acquire brings back. Times are seconds since the epoch by the backend's clock."""
+    """What a successful acquire brings back: ``fencing_token``, ``acquired_at``, ``expires_at``.
+
+    Times are seconds since the epoch by the backend's clock, None where they cannot be known, as the token can.
+    """
 
     fencing_token: int | None
     acquired_at: float | None = None
@@ -51,7 +54,7 @@ class Grant:
 
 @dataclasses.dataclass(slots=True)
 class Extension:
-    """One lease in a batch to extend: for ``ttl`` seconds from now by the backend's clock."""
+    """One lease in a batch to extend, of ``owner`` on ``name``: for ``ttl`` seconds from now by the backend's clock."""
 
     name: str
     owner: str = dataclasses.field(repr=False)
@@ -60,7 +63,12 @@ class Extension:
 
 @dataclasses.dataclass(slots=True)
 class Record:
-    """One hold as found at the storage. ``expires_in`` is in seconds, None for a session lock, negative if expired."""
+    """One hold as found at the storage: ``name``, ``holder``, ``acquired_at``, ``expires_at``, ``expires_in``,
+    ``fencing_token``.
+
+    ``holder`` is the text that ``acquire`` was given. ``acquired_at`` and ``expires_at`` are seconds since the epoch,
+    ``expires_in`` is in seconds from now, None for a session lock, negative if expired.
+    """
 
     name: str
     holder: str | None
@@ -101,7 +109,8 @@ class BaseLockBackend:
         """Extend the leases that are still held by their owner; the owner ids of those that were.
 
         An expired lease stays expired, also when nobody has taken it over. A session backend has nothing to
-        extend: it tells which of the holds are still alive, without asking the server.
+        extend: it tells which of the holds are still alive, without asking the server. Where one lease cannot be
+        extended and others were, the :class:`LockBackendError` names the latter in its ``extended``.
         """
         raise NotImplementedError
 
