@@ -298,6 +298,8 @@ def test_every_public_name_is_in_the_reference():
     text = (reference / "testing.md").read_text()
     for name in angee_jobs.locks.testing.__all__:
         assert re.search(rf"\b{name}\b", text), name
+    for name, meaning in angee_jobs.locks.testing.CAPABILITIES.items():
+        assert f"| `{name}` | {meaning} |" in text
     text = (reference / "backend.md").read_text()
     for name, member in vars(BaseLockBackend).items():
         if name[0] != "_" and name not in {"info", "try_acquire", "is_held"}:

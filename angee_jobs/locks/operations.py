@@ -63,6 +63,8 @@ def lock_info(key: LockKey | str, *, backend: str = "default") -> LockInfo | Non
 def held_locks(*, backend: str = "default") -> Iterator[LockInfo]:
     """Every hold that is live now, in no particular order; fetched in pages, so there may be very many.
 
+    LockBackendError if the backend cannot be asked, or is one that cannot list its holds.
+
     Example::
 
         for info in held_locks(backend="leases"):
@@ -85,7 +87,8 @@ def force_release(
 
     The holder is not stopped: it learns of the loss at its next renewal or check, and its late release does nothing.
     Whatever it protects may be done twice, so look first whether it still runs. ``reason`` and ``user`` are logged.
-    With ``fencing_token`` only that hold is ended: False if the key has another one by now.
+    With ``fencing_token`` only that hold is ended: False if the key has another one by now. A session lock is given up
+    by its own process, which is asked to: LockBackendError if it does not do so.
 
     Example::
 

@@ -63,6 +63,7 @@ class Peer:
 
     @property
     def pid(self) -> int:
+        """The number of the process."""
         assert self.process.pid is not None
         return self.process.pid
 
@@ -78,6 +79,7 @@ class Peer:
         self._waiting = True
 
     def result(self, within: float = 20.0) -> Any:
+        """What the call that was begun returns or raises; AssertionError if there is no answer in time."""
         if not self._connection.poll(within):
             raise AssertionError(f"process {self.pid} gave no answer within {within:g} s")
         try:
@@ -111,6 +113,7 @@ class Peer:
         os.kill(self.pid, signal.SIGCONT)
 
     def end(self) -> None:
+        """Kill it if it still runs."""
         if self.process.is_alive():
             self.kill()
         self._connection.close()
