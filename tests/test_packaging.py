@@ -65,7 +65,17 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built):
 
 
 def test_the_sdist_has_what_is_needed_to_test_the_project_and_nothing_else(built):
-    places = ("angee_jobs", "docs", "tests", "testproject", "manage.py", "tox.ini", ":(glob)*.md", "LICENSE")
+    places = (
+        "angee_jobs",
+        "benchmarks",
+        "docs",
+        "tests",
+        "testproject",
+        "manage.py",
+        "tox.ini",
+        ":(glob)*.md",
+        "LICENSE",
+    )
     added = {"PKG-INFO", "pyproject.toml", ".gitignore"}
     assert names_in(built[0]) == files_of_the_project(*places) | added
 
