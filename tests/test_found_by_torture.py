@@ -5,8 +5,12 @@ from django.db import OperationalError, connections, transaction
 
 from angee_jobs.locks import lock, lock_backends
 from angee_jobs.locks.backends.base import Extension
+from angee_jobs.locks.backends.pg import wait_for
+from angee_jobs.locks.backends.pg_advisory import advisory_key, ask_channel
+from angee_jobs.locks.backends.postgres import PostgresAdvisoryLockBackend
 from angee_jobs.locks.backends.table import TableLockBackend
 from tests.pg_helpers import in_production, within
+from tests.servers import eventually
 
 __all__ = ["in_production"]
 
@@ -70,3 +74,26 @@ def test_a_guard_on_a_connection_that_is_gone_raises_an_error_of_django(postgres
     with lock("torture-guard", backend=backend) as held:
         with transaction.atomic(using="postgres"), held.guard(using="postgres"):
             pass
+
+
+@pytest.mark.once
+def test_a_hold_that_was_given_up_by_force_is_lost_though_the_server_hung_meanwhile(postgres, in_production):
+    """What the server had done to free it was taken for the holder's own release, which so learned nothing."""
+    backend, other = PostgresAdvisoryLockBackend(alias="postgres"), PostgresAdvisoryLockBackend(alias="postgres")
+    try:
+        grant = backend.acquire(NAME, "owner", 5.0, "{}", within())
+        session = backend._session.pool.slots[0].session
+        postgres.query("SELECT pg_notify(%s, %s)", [ask_channel(session.server_pid), f"{advisory_key(NAME)}:"])
+        eventually(lambda: wait_for(session._pgconn.socket, 0))
+        with postgres.hanging():
+            backend.extend([], within(0.3))  # hears of it, and gets no answer
+        eventually(lambda: other.acquire(NAME, "next", 5.0, "{}", within()))
+        assert backend.release(NAME, "owner", within()) is False
+        assert other.release(NAME, "next", within()) is True
+        again = backend.acquire(NAME, "again", 5.0, "{}", within())
+        assert again.fencing_token > grant.fencing_token
+        assert backend.release(NAME, "again", within()) is True
+        assert postgres.advisory_locks() == 0
+    finally:
+        for each in (backend, other):
+            each._session.pool.slots[0].drop()

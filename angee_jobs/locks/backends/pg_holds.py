@@ -267,7 +267,13 @@ class HoldSession:
         entry = self.entries.get(int(key)) if key.lstrip("-").isdigit() else None
         if entry is not None and entry.granted and token in ("", str(entry.token)):
             logger.warning("The lock %s is given up because somebody asked for it by force", entry.name)
-            self.free(entry, deadline)  # its own lock learns of it from extend(), as of any loss
+            try:
+                self.free(entry, deadline)  # its own lock learns of it from extend(), as of any loss
+            except LockBackendError:
+                if entry.unlocking is not None:
+                    # It is or will be free, so it is lost; the answer must not be taken for that of its own release.
+                    self.forget(entry)
+                raise
 
     def _sweep(self, session: Session, deadline: float) -> None:
         """After an interruption: free what is held but not wanted, and find what is wanted but not held."""
