@@ -172,11 +172,11 @@ def paragraph(text: str) -> list[str]:
     return textwrap.wrap(text, 118)
 
 
-def page(minutes: float, every: float, soak: Soak, share: float, grown: list[str]) -> str:
+def page(minutes: float, every: float, pace: float, soak: Soak, share: float, grown: list[str]) -> str:
     lines = [
         "# Soak",
         "",
-        f"<!-- written by: python -m tests.torture.soak --minutes {minutes:g} --record -->",
+        f"<!-- written by: python -m tests.torture.soak --minutes {minutes:g} --pace {pace:g} --record -->",
         "",
         *paragraph(
             f"{minutes:g} minutes of steady mixed load on every backend at once, {PROCESSES} processes each (one for "
@@ -231,7 +231,7 @@ def main() -> int:
             print(f"{time.monotonic() - began:6.0f} s  " + brief(soak), flush=True)
         share = (soak.cpu() - cpu) / (time.monotonic() - began)
         grown = growth(halves(soak.samples))
-        text = page(options.minutes, options.every, soak, share, grown)
+        text = page(options.minutes, options.every, options.pace, soak, share, grown)
     print(text)
     for error in soak.errors:
         print(f"error: {error}")
