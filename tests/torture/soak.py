@@ -118,12 +118,13 @@ class Soak:
         import sqlite3
 
         found: Sample = {}
-        file = self.ground.directory / "sqlite" / "locked.sqlite3.locks"
-        connection = sqlite3.connect(file)
-        [(rows,)] = connection.execute("SELECT count(*) FROM lock")
-        connection.close()
-        found["sqlite", "rows"] = rows
-        found["sqlite", "size of the lock file, KiB"] = file.stat().st_size / 1024
+        if "sqlite" in self.loads:
+            file = self.ground.directory / "sqlite" / "locked.sqlite3.locks"
+            connection = sqlite3.connect(file)
+            [(rows,)] = connection.execute("SELECT count(*) FROM lock")
+            connection.close()
+            found["sqlite", "rows"] = rows
+            found["sqlite", "size of the lock file, KiB"] = file.stat().st_size / 1024
         if server := self.ground.servers.get("postgres"):
             found["postgres", "sessions"] = len(server.sessions())
             found["postgres", "advisory locks"] = server.advisory_locks()
