@@ -17,6 +17,22 @@ __all__ = ["in_production"]
 NAME = "angee:name:torture"
 
 
+def ask(postgres, session, token=""):
+    """What a process says that wants the lock by force."""
+    sql = "SELECT pg_notify(%s, %s || extract(epoch FROM clock_timestamp()))"
+    postgres.query(sql, [ask_channel(session.server_pid), f"{advisory_key(NAME)}:{token}:"])
+    eventually(lambda: wait_for(session._pgconn.socket, 0))
+
+
+@pytest.fixture
+def sessions(postgres, in_production):
+    """Two backends, each as a process of its own would have it."""
+    backends = [PostgresAdvisoryLockBackend(alias="postgres") for _ in range(2)]
+    yield backends
+    for each in backends:
+        each._session.pool.slots[0].drop()
+
+
 @pytest.mark.once
 def test_a_crash_of_the_server_does_not_take_an_extension_back(postgres, in_production):
     """The holder was told that it has ten minutes: so it has, although the server crashed right after it said so."""
@@ -77,23 +93,45 @@ def test_a_guard_on_a_connection_that_is_gone_raises_an_error_of_django(postgres
 
 
 @pytest.mark.once
-def test_a_hold_that_was_given_up_by_force_is_lost_though_the_server_hung_meanwhile(postgres, in_production):
+def test_a_hold_that_was_given_up_by_force_is_lost_though_the_server_hung_meanwhile(postgres, sessions):
     """What the server had done to free it was taken for the holder's own release, which so learned nothing."""
-    backend, other = PostgresAdvisoryLockBackend(alias="postgres"), PostgresAdvisoryLockBackend(alias="postgres")
-    try:
-        grant = backend.acquire(NAME, "owner", 5.0, "{}", within())
-        session = backend._session.pool.slots[0].session
-        postgres.query("SELECT pg_notify(%s, %s)", [ask_channel(session.server_pid), f"{advisory_key(NAME)}:"])
-        eventually(lambda: wait_for(session._pgconn.socket, 0))
-        with postgres.hanging():
-            backend.extend([], within(0.3))  # hears of it, and gets no answer
-        eventually(lambda: other.acquire(NAME, "next", 5.0, "{}", within()))
-        assert backend.release(NAME, "owner", within()) is False
-        assert other.release(NAME, "next", within()) is True
-        again = backend.acquire(NAME, "again", 5.0, "{}", within())
-        assert again.fencing_token > grant.fencing_token
-        assert backend.release(NAME, "again", within()) is True
-        assert postgres.advisory_locks() == 0
-    finally:
-        for each in (backend, other):
-            each._session.pool.slots[0].drop()
+    backend, other = sessions
+    grant = backend.acquire(NAME, "owner", 5.0, "{}", within())
+    ask(postgres, backend._session.pool.slots[0].session)
+    with postgres.hanging():
+        backend.extend([], within(0.3))  # hears of it, and gets no answer
+    eventually(lambda: other.acquire(NAME, "next", 5.0, "{}", within()))
+    assert backend.release(NAME, "owner", within()) is False
+    assert other.release(NAME, "next", within()) is True
+    again = backend.acquire(NAME, "again", 5.0, "{}", within())
+    assert again.fencing_token > grant.fencing_token
+    assert backend.release(NAME, "again", within()) is True
+    assert postgres.advisory_locks() == 0
+
+
+@pytest.mark.once
+def test_a_request_by_force_that_is_heard_late_does_not_end_the_next_hold(postgres, sessions):
+    """Who asks does not know the token of a hold that is younger than a second."""
+    backend, other = sessions
+    assert backend.acquire(NAME, "first", 5.0, "{}", within())
+    session = backend._session.pool.slots[0].session
+    ask(postgres, session)
+    assert backend.release(NAME, "first", within()) is True
+    assert backend.acquire(NAME, "second", 5.0, "{}", within())
+    backend.extend([], within(0.3))  # hears of it
+    assert other.acquire(NAME, "third", 5.0, "{}", within()) is None
+    assert backend.release(NAME, "second", within()) is True
+
+
+@pytest.mark.once
+@pytest.mark.parametrize(
+    "payload", ["", "x", "1", "1:2", ":::", "1:x:3", "1::x", "1::nan", "1::1e9", "9" * 7000, "1:2:3:4"]
+)
+def test_anybody_may_say_anything_where_holds_are_asked_for(postgres, sessions, payload):
+    backend, _ = sessions
+    assert backend.acquire(NAME, "owner", 5.0, "{}", within())
+    session = backend._session.pool.slots[0].session
+    postgres.query("SELECT pg_notify(%s, %s)", [ask_channel(session.server_pid), payload])
+    eventually(lambda: wait_for(session._pgconn.socket, 0))
+    backend.extend([], within(0.3))
+    assert backend.release(NAME, "owner", within()) is True

@@ -107,7 +107,8 @@ LIST = Statement(f"""
     WHERE {_HELD}
 """)
 LIST_SESSION = Statement(f"SELECT {_COLUMNS} FROM pg_locks AS l {_PUBLISHED} WHERE {_HELD} AND l.pid = $1::int")
-ASK = Statement("SELECT pg_notify($1::text, $2::text)")
+#: With the time, since it is heard late: by then the session may have another hold of the key, which was not meant.
+ASK = Statement("SELECT pg_notify($1::text, $2::text || ':' || extract(epoch FROM clock_timestamp()))")
 TERMINATE = Statement("SELECT pg_terminate_backend($1::int)")
 _PID = Statement("SELECT pg_backend_pid()")
 

@@ -9,6 +9,7 @@ used next.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -28,6 +29,9 @@ MAX_HOLDS = 500
 #: How often, in seconds, notes of holds whose session has died are removed; and when a mark is given up that nobody
 #: has asked for.
 PRUNE_EVERY, MARK_SECONDS = 60.0, 5.0
+
+#: What is heard from who wants a hold by force; anybody may say anything on that channel.
+_ASKED = re.compile(r"(-?[0-9]{1,20}):([0-9]*):([0-9]+(?:\.[0-9]+)?)")
 
 T = TypeVar("T")
 
@@ -262,10 +266,12 @@ class HoldSession:
         self._publish(session, deadline)
 
     def _asked(self, payload: str, deadline: float) -> None:
-        """Somebody wants a hold to be given up by force: ``<key>:<fencing token, if he knew it>``."""
-        key, _, token = payload.partition(":")
-        entry = self.entries.get(int(key)) if key.lstrip("-").isdigit() else None
-        if entry is not None and entry.granted and token in ("", str(entry.token)):
+        """Somebody wants a hold to be given up by force: ``<key>:<fencing token, if he knew it>:<when he asked>``."""
+        asked = _ASKED.fullmatch(payload)
+        entry = self.entries.get(int(asked[1])) if asked else None
+        if asked is None or entry is None or not entry.granted or asked[2] not in ("", str(entry.token)):
+            return
+        if entry.acquired_at <= float(asked[3]):  # else it was about an earlier one, and comes late
             logger.warning("The lock %s is given up because somebody asked for it by force", entry.name)
             try:
                 self.free(entry, deadline)  # its own lock learns of it from extend(), as of any loss
