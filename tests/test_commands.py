@@ -253,6 +253,7 @@ def test_release_lock_of_a_process_that_is_stuck(monkeypatch: pytest.MonkeyPatch
             with pytest.raises(CommandError) as error:
                 run("release_lock", "billing-run", end_session=1)
             assert error.value.returncode == 3
+            assert "The session 1 does not hold angee:name:billing-run: the session 4711 does" in str(error.value)
             text = run("release_lock", "billing-run", end_session=4711)
             assert "Released angee:name:billing-run" in text and "by ending the database session 4711" in text
             assert "and with it angee:name:other." in text and "The holder was not stopped" not in text

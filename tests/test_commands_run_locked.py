@@ -85,6 +85,7 @@ def test_signals_that_python_ignores_are_not_ignored_in_the_program() -> None:
         (),
         ("job",),
         ("job", "--"),
+        ("job", "--", ""),
         ("angee:nonsense", "--", "true"),
         ("--ttl", "0", "job", "--", "true"),
         ("--timeout", "-1", "job", "--", "true"),

@@ -12,6 +12,8 @@ from django.db import transaction
 
 from angee_jobs.locks import (
     LockLostError,
+    LockNotAcquiredError,
+    force_release,
     get_lock_backend,
     lock,
     lock_lost,
@@ -90,3 +92,27 @@ def test_a_lock_is_not_copied():
         for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
             with pytest.raises(TypeError, match="detach"):
                 duplicate(held)
+
+
+def test_what_a_note_says_does_nothing_to_a_terminal_or_a_log(caplog):
+    held = lock("noted", note="a\n\x1b[31mb")
+    assert held.acquire()
+    with pytest.raises(LockNotAcquiredError) as refused, lock("noted"):
+        pytest.fail("two holders")
+    assert str(refused.value.holder.holder).isprintable()
+    assert str(refused.value).isprintable()
+    assert force_release("noted", reason="c\nd\x1b", user="e\nf")
+    assert [record.getMessage() for record in caplog.records if not record.getMessage().isprintable()] == []
+    assert "reason: c\\x0ad\\x1b" in caplog.text
+
+
+@pytest.mark.parametrize("alias", ["default", "sqlite"])
+def test_a_fencing_token_that_can_be_none_is_told_before_any_request(alias):
+    held = lock("named", backend=alias)
+    assert held.acquire()
+    for odd in ("5", 1.0, True, object()):
+        with pytest.raises(TypeError, match="fencing_token must be an int"):
+            force_release("named", fencing_token=odd, backend=alias)
+    for nobodys in (2**70, 0, -1, held.fencing_token + 1):
+        assert force_release("named", fencing_token=nobodys, backend=alias) is False
+    assert held.release()

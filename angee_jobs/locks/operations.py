@@ -13,7 +13,7 @@ from .errors import LockBackendError
 from .keys import LockKey, lock_name
 from .renewal import renewer
 from .transactions import settle
-from .types import LockInfo, Seconds, grace_seconds
+from .types import LockInfo, Seconds, grace_seconds, printable
 from .waiting import room_of
 
 logger = logging.getLogger("angee_jobs.locks")
@@ -95,12 +95,16 @@ def force_release(
         force_release("billing-run", reason="worker-3 was switched off", user=request.user)
     """
     name = lock_name(key)
+    if fencing_token is not None and type(fencing_token) is not int:
+        raise TypeError(f"fencing_token must be an int, not {type(fencing_token).__name__}: {fencing_token!r}")
     verbs = telling(backend)
+    if fencing_token is not None and not 0 < fencing_token < 2**63:
+        return False  # no hold has such a one
     only = {} if fencing_token is None else {"fencing_token": fencing_token}
     ended = verbs.force_release(name, clock.now() + VERB_SECONDS, **only)
     if ended is None:
         return False
-    logger.warning("The lock %s was released by force (user: %s, reason: %s)", name, user, reason or "none given")
+    logger.warning("The lock %s was released by force (%s)", name, _who_and_why(user, reason))
     for hold in list(renewer.holds):  # one of this process need not wait for its renewal to be told
         if hold.backend is verbs and hold.name == name and hold.fencing_token == ended.fencing_token:
             renewer.lose(hold, "it was released by force")
@@ -130,9 +134,13 @@ def end_session(
     end = getattr(lock_backends.verbs(backend), "end_session", None)
     if end is None or not end(name, session, clock.now() + VERB_SECONDS):
         return False
-    text = "The session %s that held the lock %s was ended by force (user: %s, reason: %s)"
-    logger.warning(text, session, name, user, reason or "none given")
+    text = "The session %s that held the lock %s was ended by force (%s)"
+    logger.warning(text, session, name, _who_and_why(user, reason))
     return True
+
+
+def _who_and_why(user: Any, reason: str) -> str:
+    return f"user: {printable(str(user))}, reason: {printable(reason) or 'none given'}"
 
 
 def reap_expired_locks(*, grace: Seconds = 0, backend: str = "default") -> int:

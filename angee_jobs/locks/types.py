@@ -26,6 +26,11 @@ LONGEST = 10 * 366 * 24 * 3600.0
 SHORTEST_TTL = 0.01
 
 
+def printable(text: str) -> str:
+    """``text`` with what would do something to a terminal, or begin a new line in a log, escaped."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Holder:
     """Where a hold was taken: ``host``, ``pid``, ``thread`` (its name), ``task`` and ``note`` (both may be empty).
@@ -42,7 +47,7 @@ class Holder:
 
     def __str__(self) -> str:
         where = f"{self.host} pid {self.pid} {self.thread}"
-        return " ".join([where, *(f"[{extra}]" for extra in (self.task, self.note) if extra)])
+        return printable(" ".join([where, *(f"[{extra}]" for extra in (self.task, self.note) if extra)]))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

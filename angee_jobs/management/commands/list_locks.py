@@ -14,7 +14,7 @@ from django.utils import timezone
 
 from angee_jobs.locks.keys import LockKey
 from angee_jobs.locks.operations import expired_locks, held_locks, tells
-from angee_jobs.locks.types import LockInfo
+from angee_jobs.locks.types import LockInfo, printable
 from angee_jobs.management.base import BACKEND_ERRORS, LockCommand, one_line
 
 HEADS = ("BACKEND", "SINCE", "EXPIRES", "TOKEN", "HOLDER", "KEY")
@@ -115,14 +115,9 @@ def _row(info: LockInfo, now: datetime, zone: tzinfo) -> tuple[str, ...]:
         since,
         expires,
         "-" if info.fencing_token is None else str(info.fencing_token),
-        "-" if info.holder is None else printable(str(info.holder)),
+        "-" if info.holder is None else str(info.holder),
         printable(info.name),
     )
-
-
-def printable(text: str) -> str:
-    """Without what would move the cursor, should somebody have written it into a note or a row."""
-    return text if text.isprintable() else "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in text)
 
 
 def _as_json(info: LockInfo) -> dict[str, Any]:

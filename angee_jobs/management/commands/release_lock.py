@@ -59,6 +59,11 @@ class Command(LockCommand):
                 if beside is None and info is not None:
                     self.wrong_usage(f"the locks of {alias!r} do not hang on sessions")
                 released = info is not None and end_session(key, session, **how)
+                if not released and beside is not None and beside[0] != session:
+                    raise CommandError(
+                        f"The session {session} does not hold {key.name}: the session {beside[0]} does.",
+                        returncode=NOT_HELD,
+                    )
             else:
                 released = info is not None and self._force(key, info.fencing_token, how)
         except BACKEND_ERRORS as error:

@@ -106,7 +106,7 @@ class Command(LockCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         [alias] = self.aliases(options["backend"] or DEFAULT_ALIAS)
         command: list[str] = [*options["command"], *(self._after_dashes or [])]
-        if not command:
+        if not command or not command[0]:
             self.wrong_usage("there is no program to run: write it after the key and --")
         try:
             leases = lock_backends.verbs(alias).leases
