@@ -30,6 +30,7 @@ from angee_jobs.locks.backends.base import Extension
 from angee_jobs.locks.backends.redis import RedisLockBackend
 from angee_jobs.locks.clock import now
 from angee_jobs.locks.operations import expired_locks
+from angee_jobs.locks.renewal import renewer
 from tests.hostile import examples
 from tests.redis_tools import DJANGO, backend_for, new_name, new_owner, url
 from tests.servers import RespServer, eventually
@@ -249,6 +250,7 @@ def test_afterwards_the_true_server_can_be_used(valkey: RespServer) -> None:
                 assert held.held and task_lock_is_held("billing", backend="temporary")
             assert not task_lock_is_held("billing", backend="temporary")
             assert list(held_locks(backend="temporary")) == []
+            eventually(lambda: not renewer._abandoned, 20, what="what the lie may have granted is given up")
             backend.close()
         eventually(lambda: server.open == 0, what="every connection is closed")
 

@@ -40,6 +40,7 @@ def test_what_grows_steadily_is_found(name):
 
 
 @pytest.mark.once
+@pytest.mark.alone
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(importlib.util.find_spec("psutil") is None, reason="needs the package psutil")
 def test_a_moment_of_it_runs_without_an_error():

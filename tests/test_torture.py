@@ -12,7 +12,7 @@ from tests.servers import require
 from tests.torture.ground import BACKENDS, PLANTED, missing
 
 ROOT = Path(__file__).parent.parent
-pytestmark = pytest.mark.once
+pytestmark = [pytest.mark.once, pytest.mark.alone]
 
 
 def torture(*words):

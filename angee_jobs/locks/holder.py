@@ -9,7 +9,6 @@ import socket
 import threading
 from contextvars import ContextVar
 
-from . import process
 from .types import Holder
 
 #: The task that runs now, as the integrations for Celery, django.tasks and others set it.
@@ -20,7 +19,7 @@ _host = socket.gethostname()
 
 class _ThreadPart(threading.local):
     text = ""
-    generation = -1  # of the process that the text is about
+    pid = 0
     ttl: float | None = None
     with_ttl = ""
 
@@ -35,9 +34,9 @@ def describe_holder(note: str, ttl: float | None = None) -> str:
     alone would take a tenth of an acquire on SQLite.
     """
     prefix = _thread_part.text
-    if _thread_part.generation != process.generation:
-        prefix = json.dumps({"host": _host, "pid": os.getpid(), "thread": threading.current_thread().name})[:-1]
-        _thread_part.text, _thread_part.generation, _thread_part.ttl = prefix, process.generation, None
+    if _thread_part.pid != (pid := os.getpid()):
+        prefix = json.dumps({"host": _host, "pid": pid, "thread": threading.current_thread().name})[:-1]
+        _thread_part.text, _thread_part.pid, _thread_part.ttl = prefix, pid, None
     if ttl is not None:
         if ttl != _thread_part.ttl:
             _thread_part.with_ttl, _thread_part.ttl = f'{prefix}, "ttl": {ttl:g}', ttl
