@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "guarantees.md"
+PAGE, TORTURE = ROOT / "docs" / "guarantees.md", ROOT / "docs" / "torture.md"
 CONTRACT = ROOT / "angee_jobs" / "locks" / "testing"
 
 
@@ -139,7 +139,8 @@ against real servers, which the tests start, kill, stop and put behind poolers. 
 
 Then everything happens at once: in [the torture run](torture.md), whose page has the figures, processes and servers are
 killed, stopped and deceived at random, and a checker proves or refutes these promises from what the processes wrote
-down. Its rules are named below. [Steady load](soak.md) shows whether anything grows.
+down. Its rules are named below. The recorded run, of {seconds} seconds: {faults} faults of {kinds} kinds,
+{sections} protected sections, {losses} losses told, {violations} violations. [Steady load](soak.md) shows whether anything grows.
 """
 
 RUNS = {
@@ -197,13 +198,31 @@ def contract_tests() -> dict[str, list[str]]:
     return found
 
 
+def torture() -> dict[str, str]:
+    """The figures of the recorded torture run, summed over the backends, from its page."""
+    text = TORTURE.read_text()
+    table = [[cell.strip() for cell in line.strip("| ").split("|")] for line in text.splitlines() if line[:2] == "| "]
+    sums = {
+        row[0]: sum(int(cell.replace(",", "")) for cell in row[1:] if cell.replace(",", "").isdigit()) for row in table
+    }
+    faults = [number for name, number in sums.items() if number and not name.startswith(("*", "for "))]
+    figures = {
+        "seconds": text.partition("--seconds ")[2].partition(" ")[0],
+        "faults": f"{sum(faults):,}",
+        "kinds": str(len(faults)),
+    }
+    for name, row in (("sections", "sections"), ("losses", "losses told"), ("violations", "violations")):
+        figures[name] = f"{sums[f'**{row}**']:,}"
+    return figures
+
+
 def page() -> str:
     tests = contract_tests()
     missing = tests.keys() - {part for promise in PROMISES for part in promise.parts}
     if missing:
         raise SystemExit(f"No promise names these parts of the contract suite: {', '.join(sorted(missing))}")
     runs = "\n".join(f"- {what} (`tests/{module}.py`)," for module, what in RUNS.items()).removesuffix(",")
-    lines = [HEAD.format(runs=runs)]
+    lines = [HEAD.format(runs=runs, **torture())]
     lines += ["A backend skips the tests that need what it does not have:", ""]
     lines += ["| backend | lacks | why |", "| --- | --- | --- |", *what_is_lacking(), ""]
     for number, promise in enumerate(PROMISES, 1):
