@@ -140,7 +140,8 @@ against real servers, which the tests start, kill, stop and put behind poolers. 
 Then everything happens at once: in [the torture run](torture.md), whose page has the figures, processes and servers are
 killed, stopped and deceived at random, and a checker proves or refutes these promises from what the processes wrote
 down. Its rules are named below. The recorded run, of {seconds} seconds: {faults} faults of {kinds} kinds,
-{sections} protected sections, {losses} losses told, {violations} violations. [Steady load](soak.md) shows whether anything grows.
+{sections} protected sections, {losses} losses told, {violations} violations.
+[Steady load](soak.md) shows whether anything grows.
 """
 
 RUNS = {
