@@ -99,5 +99,10 @@ class Site:
 
 
 def fits(page: Any) -> bool:
-    """Whether nothing of the page is out of sight to the side."""
-    return page.evaluate("document.scrollingElement.scrollWidth <= document.scrollingElement.clientWidth")
+    """Whether nothing of the page is out of sight to the side, as soon as it has its styles."""
+    from playwright.sync_api import TimeoutError as TooLate
+
+    fit = "document.scrollingElement.scrollWidth <= document.scrollingElement.clientWidth"
+    with contextlib.suppress(TooLate):
+        page.wait_for_function(fit, timeout=5000)
+    return page.evaluate(fit)

@@ -250,7 +250,8 @@ def test_afterwards_the_true_server_can_be_used(valkey: RespServer) -> None:
                 assert held.held and task_lock_is_held("billing", backend="temporary")
             assert not task_lock_is_held("billing", backend="temporary")
             assert list(held_locks(backend="temporary")) == []
-            eventually(lambda: not renewer._abandoned, 20, what="what the lie may have granted is given up")
+            given_up = "what the lie may have granted is given up"
+            eventually(lambda: backend not in {left.hold.backend for left in renewer._abandoned}, 20, what=given_up)
             backend.close()
         eventually(lambda: server.open == 0, what="every connection is closed")
 

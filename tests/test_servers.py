@@ -201,11 +201,13 @@ def test_a_resp_server_pauses_is_killed_and_comes_back(resp: RespServer):
 
     with resp.connect(client_name="someone") as client:
         client.set("a", "b")
-        assert [entry["name"] for entry in resp.clients()] == ["someone"]
+        names = [entry["name"] for entry in resp.clients()]  # locks of tests before may have idle connections here
+        assert names.count("someone") == 1
         with resp.hanging(), resp.connect(socket_timeout=0.1) as impatient, pytest.raises(redis.TimeoutError):
             impatient.ping()
         assert client.get("a") == b"b"
-        assert resp.terminate_all() == 1
+        assert resp.terminate_all() >= 1
+        assert "someone" not in [entry["name"] for entry in resp.clients()]
         for end in (resp.kill, resp.stop):
             end()
             with pytest.raises(redis.ConnectionError):
