@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from tests.procs import Child
-from tests.servers import missing_packages
+from tests.servers import eventually, missing_packages
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 ARGUMENTS = [
@@ -100,9 +100,7 @@ class Site:
 
 def fits(page: Any) -> bool:
     """Whether nothing of the page is out of sight to the side, as soon as it has its styles."""
-    from playwright.sync_api import TimeoutError as TooLate
-
     fit = "document.scrollingElement.scrollWidth <= document.scrollingElement.clientWidth"
-    with contextlib.suppress(TooLate):
-        page.wait_for_function(fit, timeout=5000)
+    with contextlib.suppress(AssertionError):
+        eventually(lambda: page.evaluate(fit))
     return page.evaluate(fit)

@@ -21,6 +21,7 @@ from tests.servers import (
     PgBouncer,
     PostgresServer,
     RedisServer,
+    RespServer,
     Server,
     ValkeyServer,
     at_exit,
@@ -125,6 +126,8 @@ def server_dir() -> Path:
 def healed(*servers: Server) -> Iterator[Server]:
     for server in servers:
         server.heal()
+        if isinstance(server, RespServer):
+            server.terminate_all()  # the idle connections of earlier tests are not this one's
     yield servers[-1]
     connections.close_all()
     for server in servers:
