@@ -7,11 +7,9 @@ import threading
 import weakref
 
 import pytest
-from django.db import connections, transaction
 
 from angee_jobs.locks import lock, task_lock
 from angee_jobs.locks.renewal import Dropped, renewer
-from angee_jobs.locks.transactions import _open_here
 
 
 @pytest.fixture
@@ -76,22 +74,3 @@ def test_a_lock_is_gone_when_nobody_has_it_any_more():
             assert watched() is None, used
     finally:
         gc.enable()
-
-
-def test_the_open_connections_are_those_that_django_names():
-    def both():
-        return {id(each) for each in _open_here()}, {id(each) for each in connections.all(initialized_only=True)}
-
-    async def in_a_task():
-        return both()
-
-    with transaction.atomic():
-        ours, theirs = both()
-    assert ours == theirs
-    assert ours
-    elsewhere = []
-    thread = threading.Thread(target=lambda: elsewhere.append(both()))
-    thread.start()
-    thread.join(10)
-    assert elsewhere == [(set(), set())]
-    assert asyncio.run(in_a_task()) == (set(), set())

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from random import Random
 from typing import Any
 
 import pytest
 from django.test import override_settings
 
 from angee_jobs import heldlocks
-from angee_jobs.heldlocks import listing
+from angee_jobs.heldlocks import _Best, listing
 from angee_jobs.heldquery import ORDERS, Query
 from angee_jobs.locks import lock_backends
 from angee_jobs.locks.backends import redis, table_sqlite
@@ -149,3 +150,16 @@ def test_a_backend_that_fails_after_the_scan_shows_its_error(monkeypatch: pytest
     monkeypatch.setattr(backend, "inspect_many", lambda names, deadline: 1 / 0)
     found = listing(Query.of({"backend": "default"}))
     assert found.rows == [] and "ZeroDivisionError" in found.errors["default"]
+
+
+@pytest.mark.parametrize("order", ["since", "-since"])
+def test_the_best_of_many_are_those_of_a_sort_of_all(order: str) -> None:
+    """Also among equals, where the first of many come last, and when more are added after the first cut."""
+    random = Random(7)
+    rows = [(f"{number:05}", random.choice([1.0, 2.0, None]), None, None) for number in range(6000)]
+    random.shuffle(rows)
+    best = _Best(order, 500)
+    for at in range(0, len(rows), 500):
+        best.add(rows[at : at + 500], "default")
+    known = sorted(((value, name) for name, value, _, _ in rows if value is not None), reverse=order.startswith("-"))
+    assert [name for name, _, _ in best.in_order()] == [name for _, name in known[:500]]

@@ -52,8 +52,7 @@ class Block:
         except BaseException:
             lock._abandon_block(block)
             raise
-        if hold is not None and hold.ended is End.LOST:
-            lock._tell_body(exc)
+        lock._tell_body(hold, exc)
 
     def dropped(self) -> None:
         """Its with statement is gone."""
@@ -173,14 +172,14 @@ class Enterable:
             raise
         if hold is not None and isinstance(hold.on_lost, _Canceller) and hold.on_lost.disarm(exc):
             raise lost_error(self.name) from exc
-        if hold is not None and hold.ended is End.LOST:
-            self._tell_body(exc)
+        self._tell_body(hold, exc)
 
-    def _tell_body(self, exc: BaseException | None) -> None:
-        """The hold was lost."""
-        if exc is None:
-            raise lost_error(self.name)
-        exc.add_note(f"The lock {self.name} had been lost before the block was left")
+    def _tell_body(self, hold: Hold | None, exc: BaseException | None) -> None:
+        """Tell a loss, if it was one."""
+        if hold is not None and hold.ended is End.LOST:
+            if exc is None:
+                raise lost_error(self.name)
+            exc.add_note(f"The lock {self.name} had been lost before the block was left")
 
     def _undo(self, hold_before: Hold | None, blocks_before: list[Block]) -> None:
         """Struck while entering: the body will not run, nor will the block be left."""

@@ -47,7 +47,7 @@ def describe_holder(note: str, ttl: float | None = None) -> str:
     return f'{prefix}, "task": {json.dumps(task)}, "note": {json.dumps(note)}}}'
 
 
-def _printable(value: object) -> object:
+def _without_surrogates(value: object) -> object:
     return value.encode(errors="surrogatepass").decode(errors="replace") if isinstance(value, str) else value
 
 
@@ -56,7 +56,7 @@ def parse_holder(text: str | None) -> Holder | None:
     try:
         fields = json.loads(text or "")
         if "\\u" in (text or ""):  # a lone surrogate can be written so, and neither sent nor printed
-            fields = {name: _printable(value) for name, value in fields.items()}
+            fields = {name: _without_surrogates(value) for name, value in fields.items()}
         pid, ttl = fields.get("pid"), fields.get("ttl")
         return Holder(
             host=str(fields["host"]),

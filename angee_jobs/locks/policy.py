@@ -39,13 +39,6 @@ def lost_error(name: str) -> LockLostError:
     return LockLostError(f"The hold of {name} ended before it was released", name=name)
 
 
-def _take_back(hold: Hold, error: BaseException) -> None:
-    """A try was struck: whatever may have come of it is given up on the renewal thread."""
-    if not isinstance(error, LockBackendError) or error.uncertain:
-        renewer.ensure_running()
-        renewer.abandon(hold)
-
-
 def leases_only(backend: BaseLockBackend, what: str) -> None:
     """ImproperlyConfigured if ``backend`` holds by connections, where ``what`` cannot be done."""
     if not backend.leases:
@@ -123,7 +116,7 @@ def acquire_steps(
     except LockNotAcquiredError:
         raise
     except BaseException as error:
-        _take_back(hold, error)
+        renewer.take_back(hold, error)
         raise
 
 
@@ -189,7 +182,7 @@ def adopt_steps(
     except LockLostError:
         raise
     except BaseException as error:
-        _take_back(hold, error)
+        renewer.take_back(hold, error)
         raise
 
 

@@ -113,6 +113,12 @@ class Renewer:
         """Release ``hold``, or whatever an interrupted acquire made of it, soon. Safe in finalizers."""
         self._notes.put(hold)
 
+    def take_back(self, hold: Hold, error: BaseException) -> None:
+        """A try for ``hold`` was struck by ``error``: give up soon what may have come of it, if anything can have."""
+        if not isinstance(error, LockBackendError) or error.uncertain:
+            self.ensure_running()
+            self.abandon(hold)
+
     def post(self, note: Callable[[], object]) -> None:
         """Call ``note`` on the thread soon."""
         self._notes.put(note)

@@ -20,12 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
-from django.db.backends.base.base import BaseDatabaseWrapper
 
 from .errors import LockBackendError
 from .renewal import Dropped, renewer
 
 if TYPE_CHECKING:
+    from django.db.backends.base.base import BaseDatabaseWrapper
+
     from .hold import Hold
 
 logger = logging.getLogger("angee_jobs.locks")
@@ -197,7 +198,8 @@ def _open_here() -> Iterable[BaseDatabaseWrapper]:
     """
     storage = getattr(getattr(connections, "_connections", None), "_storage", None)
     if asyncio._get_running_loop() is None and type(storage) is threading.local:
-        return [value for value in vars(storage).values() if isinstance(value, BaseDatabaseWrapper)]
+        # A list first, since a signal handler may open one meanwhile. "cvar" is what asgiref keeps for loops.
+        return [each for alias, each in list(vars(storage).items()) if alias != "cvar"]
     return connections.all(initialized_only=True)
 
 

@@ -190,9 +190,7 @@ def wait_in_line(
             except LockBackendError as error:
                 # Cut off by the end of the wait: what the backend said before is the answer.
                 if clock.now() >= deadline and deadline - started < FAIR_CHANCE_SECONDS:
-                    if error.uncertain:  # the try may yet be granted, and nobody would release it
-                        renewer.ensure_running()
-                        renewer.abandon(hold)
+                    renewer.take_back(hold, error)  # it may yet be granted, and nobody would release it
                     return None
                 raise
             line.calling_since = None

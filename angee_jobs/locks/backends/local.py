@@ -25,8 +25,7 @@ class LocalLockBackend(BaseLockBackend):
     """Excludes threads and coroutines of this process, and nobody else; says so by ``cross_process = False``.
 
     Two aliases of it do not exclude each other either: each has its own locks. For tests, and for a program that is one
-    process. Holds are leases as in the lock table, so that code which
-    forgets to renew fails here as it would there.
+    process. Holds are leases as in the lock table, so that code which forgets to renew fails here as it would there.
 
     Example::
 
