@@ -238,7 +238,7 @@ def test_a_slow_receiver_of_a_loss_delays_nobody(connect: Any) -> None:
         with pytest.raises(LockLostError), lock("first"):
             assert force_release("first")
         elapsed = stopwatch()
-        with lock("kept", ttl=0.3) as kept:
+        with lock("kept", ttl=0.9) as kept:
             with pytest.raises(LockLostError), lock("second"):
                 assert force_release("second")
             assert elapsed() < 2
