@@ -151,7 +151,7 @@ def test_timeout_is_the_total_wait(alias):
         async with make(key, alias):
             started = time.monotonic()
             assert not await make(key, alias).aacquire(0.3)
-            assert 0.3 <= time.monotonic() - started < 1.3
+            assert 0.3 <= time.monotonic() - started < 3
 
     run(main())
 
@@ -256,7 +256,7 @@ def test_a_lock_that_is_lost_is_told(alias):
 
     async def main():
         with pytest.raises(LockLostError):
-            async with make(key, alias, ttl=0.6) as held:
+            async with make(key, alias, ttl=1.5) as held:
                 assert await asyncio.to_thread(force_release, key, backend=alias)
                 await until(lambda: held.lost)
                 with pytest.raises(LockLostError):
@@ -271,7 +271,7 @@ def test_body_keeps_its_exception_and_gets_a_note(alias):
 
     async def main():
         with pytest.raises(KeyError) as raised:
-            async with make(key, alias, ttl=0.6) as held:
+            async with make(key, alias, ttl=1.5) as held:
                 await asyncio.to_thread(force_release, key, backend=alias)
                 await until(lambda: held.lost)
                 raise KeyError("mine")

@@ -228,7 +228,7 @@ def test_a_loss_cancels_the_body(alias):
 
     async def main():
         with pytest.raises(LockLostError):
-            async with make(key, alias, ttl=0.6, cancel_on_loss=True):
+            async with make(key, alias, ttl=1.5, cancel_on_loss=True):
                 lose(key, alias)
                 try:
                     await asyncio.Event().wait()
@@ -249,7 +249,7 @@ def test_a_loss_inside_a_task_group(alias):
     key = new_key()
 
     async def job():
-        async with make(key, alias, ttl=0.6, cancel_on_loss=True):
+        async with make(key, alias, ttl=1.5, cancel_on_loss=True):
             lose(key, alias)
             await asyncio.Event().wait()
 
@@ -276,7 +276,7 @@ def test_a_task_group_in_the_body_is_cancelled_as_a_whole(alias):
 
     async def main():
         with pytest.raises(LockLostError):
-            async with make(key, alias, ttl=0.6, cancel_on_loss=True):
+            async with make(key, alias, ttl=1.5, cancel_on_loss=True):
                 async with asyncio.TaskGroup() as group:
                     for _ in range(3):
                         group.create_task(child())
@@ -291,7 +291,7 @@ def test_a_body_that_ends_in_an_error_of_its_own_keeps_it(alias):
 
     async def main():
         with pytest.raises(KeyError) as raised:
-            async with make(key, alias, ttl=0.6, cancel_on_loss=True):
+            async with make(key, alias, ttl=1.5, cancel_on_loss=True):
                 lose(key, alias)
                 try:
                     await asyncio.Event().wait()
@@ -308,7 +308,7 @@ def test_a_body_that_swallows_the_cancellation_is_told(alias):
 
     async def main():
         with pytest.raises(LockLostError):
-            async with make(key, alias, ttl=0.6, cancel_on_loss=True):
+            async with make(key, alias, ttl=1.5, cancel_on_loss=True):
                 lose(key, alias)
                 with contextlib.suppress(asyncio.CancelledError):
                     await asyncio.Event().wait()
@@ -322,7 +322,7 @@ def test_somebody_elses_cancellation_stays_one(alias):
     key = new_key()
 
     async def body(entered):
-        async with make(key, alias, ttl=0.6, cancel_on_loss=True) as held:
+        async with make(key, alias, ttl=1.5, cancel_on_loss=True) as held:
             entered.append(held)
             await asyncio.Event().wait()
 
@@ -359,7 +359,7 @@ def test_asyncio_timeout_and_a_loss(alias):
     async def main():
         with pytest.raises(LockLostError):
             async with asyncio.timeout(10):
-                async with make(key, alias, ttl=0.6, cancel_on_loss=True):
+                async with make(key, alias, ttl=1.5, cancel_on_loss=True):
                     lose(key, alias)
                     await asyncio.Event().wait()
         with pytest.raises(TimeoutError):

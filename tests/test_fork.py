@@ -39,8 +39,8 @@ def look(held, key, other, alias):
         held.check()
     except LockLostError:
         seen["check"] = "not held here"
-    with make(other, alias, ttl=0.6, timeout=5) as own:
-        time.sleep(0.8)
+    with make(other, alias, ttl=1.5, timeout=5) as own:
+        time.sleep(1.8)
         seen["own lock"] = own.held
         own.check()
     return seen
@@ -49,7 +49,7 @@ def look(held, key, other, alias):
 @pytest.mark.parametrize("exit_", [lambda: os._exit(0), leave_as_a_program_does], ids=["_exit", "sys.exit"])
 def test_fork_inside_a_block(alias, exit_):
     key, other = new_key(), new_key()
-    with make(key, alias, ttl=0.6) as held:
+    with make(key, alias, ttl=1.5) as held:
         seen = Forked(lambda: look(held, key, other, alias), exit_).result()
         assert seen == {
             "held": False,
@@ -61,7 +61,7 @@ def test_fork_inside_a_block(alias, exit_):
             "check": "not held here",
             "own lock": True,
         }
-        time.sleep(0.8)  # longer than a lease: the parent renews
+        time.sleep(1.8)  # longer than a lease: the parent renews
         held.check()
         assert not is_free(key, alias)
     nothing_left(key, alias)

@@ -45,7 +45,7 @@ def test_a_lock_file_that_was_deleted_holds_nothing_any_more(sqlite_file):
 
 
 def test_a_deleted_lock_file_is_a_loss_of_the_block(sqlite_file):
-    with pytest.raises(LockLostError), lock("block", backend="sqlite", ttl=0.6) as held:
+    with pytest.raises(LockLostError), lock("block", backend="sqlite", ttl=1.5) as held:
         os.unlink(sqlite_file)
         eventually(lambda: held.lost, 5)
 

@@ -343,10 +343,10 @@ def test_a_restart_inside_a_block_is_told(one, valkey):
 
 def test_flushall_inside_a_block_is_told_at_the_next_renewal(one, valkey):
     with pytest.raises(LockLostError):
-        with lock("flushed", ttl=1.5, backend="redis") as held:
+        with lock("flushed", ttl=5, backend="redis") as held:
             with valkey.connect() as client:
                 client.flushall()
-            eventually(lambda: held.lost, 1.4)
+            eventually(lambda: held.lost, 4.5)
 
 
 def test_killed_connections_cost_nothing(backend, valkey):
@@ -413,7 +413,7 @@ def test_a_server_that_hangs(server_dir, port):
                     started = now()
                     with pytest.raises(LockBackendError) as caught:
                         backend.acquire(name, owner, 30, "", soon(0.3))
-                    assert 0.25 < now() - started < 0.3 + 0.5
+                    assert 0.25 < now() - started < 0.3 + 2
                     assert isinstance(caught.value.__cause__, Exception)
                 with pytest.raises(LockBackendError):
                     backend.release(name, owner, soon(0.2))
@@ -592,7 +592,7 @@ def test_answers_that_do_not_end(answer):
         with pytest.raises(LockBackendError) as caught:
             backend.acquire(new_name(), new_owner(), 30, "", soon(0.3))
         assert caught.value.uncertain
-        assert 0.25 < now() - started < 0.3 + 0.5
+        assert 0.25 < now() - started < 0.3 + 2
 
 
 def test_a_server_that_dribbles_is_cut_off_on_time():
@@ -604,7 +604,7 @@ def test_a_server_that_dribbles_is_cut_off_on_time():
         started = now()
         with pytest.raises(LockBackendError):
             backend.inspect(new_name(), soon(0.3))
-        assert now() - started < 0.3 + 0.5
+        assert now() - started < 0.3 + 2
 
 
 def test_nobody_listens(server_dir):
@@ -633,7 +633,7 @@ def test_a_host_that_does_not_answer_is_given_up_on_time():
             started = now()
             with pytest.raises(LockBackendError):
                 backend.acquire(new_name(), new_owner(), 30, "", soon(0.3))
-            assert now() - started < 0.3 + 0.5
+            assert now() - started < 0.3 + 2
         for filler in fillers:
             filler.close()
 

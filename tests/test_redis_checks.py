@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import pytest
 from django.core.checks import CheckMessage
+from django.core.exceptions import ImproperlyConfigured
 from django.test.utils import override_settings
 
 from angee_jobs.checks import check_lock_backends, check_lock_servers
+from angee_jobs.locks import lock
 from angee_jobs.locks.backends.redis_cache import CacheAlias
+from angee_jobs.locks.renewal import renewer
 from tests.redis_tools import DJANGO, DJANGO_REDIS, backend_for, url
 from tests.servers import ValkeyServer, free_port, missing_packages
 
@@ -45,6 +49,18 @@ def test_a_cache_that_is_not_there():
     [problem] = problems({"BACKEND": DJANGO, "LOCATION": NOWHERE}, cache="other")
     assert problem.id == "angee_jobs.E020"
     assert "'temporary'" in str(problem.hint)
+
+
+def test_a_lock_on_a_cache_that_is_not_there_leaves_nothing_to_try_again(caplog):
+    with backend_for({"BACKEND": DJANGO, "LOCATION": NOWHERE}, cache="other") as backend:
+        with pytest.raises(ImproperlyConfigured), lock("billing", backend="temporary"):
+            pytest.fail("the body ran")
+        settled = threading.Event()
+        renewer.ensure_running()
+        renewer.post(settled.set)
+        assert settled.wait(10)
+        assert backend not in {left.hold.backend for left in renewer._abandoned}
+    assert not caplog.records
 
 
 @pytest.mark.parametrize("path", ["django.core.cache.backends.locmem.LocMemCache", "no.such.Cache", ""])

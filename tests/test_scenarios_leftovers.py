@@ -45,9 +45,9 @@ def test_s30_a_process_that_did_everything_leaves_nothing(postgres):
     options = {"backend": ALIAS}
     peer = Peer()
     try:
-        peer.call(tasks.enter, "a", key, ttl=0.9, **options)
+        peer.call(tasks.enter, "a", key, ttl=1.5, **options)
         assert lock(key, **options).acquire() is False
-        time.sleep(1.1)  # renewed
+        time.sleep(1.8)  # renewed
         assert of_the_locks(postgres), "the sessions are not told by their name"
         peer.call(tasks.leave, "a")
         peer.call(tasks.storm, key, 100, ttl=10, within=50, **options)
@@ -69,8 +69,8 @@ def test_s30_a_process_that_was_killed_leaves_nothing(postgres):
     key = LockKey("leftovers", ("killed", str(time.monotonic_ns())))
     peer, waiting = Peer(), Peer()
     try:
-        peer.call(tasks.enter, "a", key, ttl=0.9, backend=ALIAS)
-        waiting.begin(tasks.acquire, "b", key, 20, ttl=0.9, backend=ALIAS)
+        peer.call(tasks.enter, "a", key, ttl=1.5, backend=ALIAS)
+        waiting.begin(tasks.acquire, "b", key, 20, ttl=1.5, backend=ALIAS)
         time.sleep(0.3)
         waiting.kill()
         peer.kill()

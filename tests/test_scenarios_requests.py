@@ -249,10 +249,10 @@ def test_s26_connections_that_end_with_each_request(where, key, atomic_requests,
 
     monkeypatch.setattr(f"{__name__}.plan", work)
     with mock.patch.dict(connections.settings[where.using], CONN_MAX_AGE=0):
-        with lock(key, ttl=0.9, backend=where.alias) as held:
+        with lock(key, ttl=1.5, backend=where.alias) as held:
             for _ in range(3):
                 assert get() == (200, "True")
-            time.sleep(1.1)
+            time.sleep(1.8)
             assert get() == (200, "True")
     assert seen == [True] * 4
     assert where.is_free(key)
@@ -264,12 +264,12 @@ def test_s26_the_pool_option_of_the_connection(postgres, key):
     connections.close_all()
     with mock.patch.dict(connections.settings["postgres"], OPTIONS={"pool": {"min_size": 1, "max_size": 2}}):
         try:
-            with lock(key, ttl=0.9, backend=place.alias) as held:
+            with lock(key, ttl=1.5, backend=place.alias) as held:
                 for _ in range(3):
                     place.groups()
                     connections["postgres"].close()
                     assert not place.is_free(key)
-                time.sleep(1.1)
+                time.sleep(1.8)
                 assert held.held
                 assert not place.is_free(key)
             with transaction.atomic("postgres"):
@@ -285,7 +285,7 @@ def test_s26_the_pool_option_of_the_connection(postgres, key):
 # SQLite: the caller writes to the file that the lock file stands beside
 
 
-TTL = 0.9
+TTL = 1.5
 
 
 @pytest.mark.parametrize("wrote", ["after", "before and after"])

@@ -186,14 +186,14 @@ def test_a_slow_receiver_delays_its_caller_alone(connect: Any) -> None:
 
     def sleep(key: LockKey, **kwargs: Any) -> None:
         if key.parts[0] == slow:
-            time.sleep(2.0)
+            time.sleep(3.0)
 
     for signal in (lock_acquired, lock_refused, lock_released):
         connect(signal, sleep)
     inside = threading.Event()
 
     def hold() -> None:
-        with lock(slow, ttl=1.2) as held:
+        with lock(slow, ttl=1.8) as held:
             inside.set()
             held.check()
 
@@ -204,10 +204,10 @@ def test_a_slow_receiver_delays_its_caller_alone(connect: Any) -> None:
     before = stopwatch()
     with lock("quick"):
         pass
-    assert before() < 1.6, "another key does not wait for the receiver"
+    assert before() < 2.6, "another key does not wait for the receiver"
     assert inside.wait(10)
     holder.join(10)
-    assert 4.0 <= elapsed() < 9.0
+    assert 6.0 <= elapsed() < 12.0
     assert lock_info(slow) is None, "it was free before the receiver of its release was done"
 
 
@@ -238,11 +238,11 @@ def test_a_slow_receiver_of_a_loss_delays_nobody(connect: Any) -> None:
         with pytest.raises(LockLostError), lock("first"):
             assert force_release("first")
         elapsed = stopwatch()
-        with lock("kept", ttl=0.9) as kept:
+        with lock("kept", ttl=1.5) as kept:
             with pytest.raises(LockLostError), lock("second"):
                 assert force_release("second")
             assert elapsed() < 2
-            time.sleep(1)
+            time.sleep(1.7)
             kept.check()  # still renewed
     finally:
         go_on.set()

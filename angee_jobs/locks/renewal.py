@@ -22,6 +22,8 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
+
 from . import clock, process, signals
 from .backends.base import VERB_SECONDS, BaseLockBackend, Extension
 from .errors import LockBackendError
@@ -115,7 +117,10 @@ class Renewer:
 
     def take_back(self, hold: Hold, error: BaseException) -> None:
         """A try for ``hold`` was struck by ``error``: give up soon what may have come of it, if anything can have."""
-        if not isinstance(error, LockBackendError) or error.uncertain:
+        unsent = isinstance(error, ImproperlyConfigured) or (
+            isinstance(error, LockBackendError) and not error.uncertain
+        )
+        if not unsent:
             self.ensure_running()
             self.abandon(hold)
 

@@ -32,12 +32,12 @@ T = TypeVar("T")
 
 #: A lease that has to run out in a test, in seconds.
 SHORT = 0.4
-#: A lease that has to be kept by renewals. A thread that is served late by half a second still keeps it.
-KEPT = 0.9
+#: A lease that has to be kept by renewals. A thread that is served late by a second still keeps it.
+KEPT = 1.5
 #: A lease that must not end during a test.
 LONG = 60.0
 #: How late something may happen that has to happen on time.
-NOISE = 1.0
+NOISE = 2.5
 
 
 def eventually(answer: Callable[[], T], within: float = 5.0, what: str = "") -> T:

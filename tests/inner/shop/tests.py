@@ -58,9 +58,9 @@ class TransactionsTest(TransactionTestCase):
 
     def test_until_the_commit(self):
         with transaction.atomic():
-            with lock("orders", ttl=0.6):
+            with lock("orders", ttl=1.5):
                 Order.objects.create(number=1)
-            time.sleep(0.7)
+            time.sleep(1.7)
             self.assertTrue(self.elsewhere_is_refused())
         self.assertFalse(self.elsewhere_is_refused())
 
