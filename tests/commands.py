@@ -61,6 +61,12 @@ def execute(*args: Any) -> int:
     return 0
 
 
+def children(pid: int) -> list[int]:
+    """The processes that a process has started."""
+    listed = Path(f"/proc/{pid}/task/{pid}/children")
+    return [int(child) for child in listed.read_text().split()] if listed.exists() else []
+
+
 class Running:
     """A command that runs; its output is read line by line."""
 
@@ -87,10 +93,13 @@ class Running:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        programs = [] if self.process.poll() is not None else children(self.process.pid)
+        for pid in (self.process.pid, *programs):  # the program that it runs has a session of its own
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)
         self.process.wait(10)
         self._reader.join(5)
+        assert not self._reader.is_alive(), "somebody holds its output open"  # to close it would hang then
         for stream in (self.process.stdout, self.process.stderr):
             if stream:
                 stream.close()

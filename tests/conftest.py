@@ -5,9 +5,9 @@ it after a test that broke it; `server_dir` is a place for a server of the test'
 packages a test skips and says why; with ANGEE_JOBS_REQUIRE_SERVERS in the environment (as in CI) it fails.
 """
 
-import contextlib
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +28,11 @@ from tests.servers import (
     missing_packages,
     require,
 )
+
+# What is started in the background of a shell ignores these, and so would all that the tests start and signal.
+for signum in (signal.SIGINT, signal.SIGQUIT):
+    if signal.getsignal(signum) is signal.SIG_IGN:
+        signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
 
 # Before the settings are read. In /tmp, because the path of a Unix socket may have only about 100 characters.
 TEST_DIR = Path(tempfile.mkdtemp(prefix="angee-", dir="/tmp" if os.path.isdir("/tmp") else None))
@@ -51,6 +56,26 @@ def pytest_report_header() -> str:
     servers = (PostgresServer, PgBouncer, ValkeyServer, RedisServer)
     missing = [f"{cls.__name__} ({reason})" for cls in servers if (reason := cls.unavailable())]
     return f"django: {django.get_version()}, servers missing: {', '.join(missing) or 'none'}"
+
+
+#: Modules of few tests that take long. They come first, so that no worker is left with one when the others are done.
+LONG_MODULES = (
+    "test_commands_run_locked",
+    "test_packaging",
+    "test_browser",
+    "test_scenarios_runs",
+    "test_testing_doubles",
+    "test_demo",
+    "test_advisory_runs",
+    "test_tutorial",
+    "test_admin_servers",
+    "test_hostile_admin",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    rank = {name: number for number, name in enumerate(LONG_MODULES)}
+    items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
 
 
 def migrate(alias: str) -> None:
@@ -80,7 +105,8 @@ def fresh_connections() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def postgres_server(databases: None) -> Iterator[PostgresServer]:
     require(PostgresServer.unavailable())
-    with PostgresServer(settings.POSTGRES_DIR, port=settings.POSTGRES_PORT) as server:
+    # A disk that stalls for seconds is no test of a lock. What a killed server has written, the system has and keeps.
+    with PostgresServer(settings.POSTGRES_DIR, port=settings.POSTGRES_PORT, options={"fsync": "off"}) as server:
         migrate("postgres")
         yield server
         connections.close_all()
@@ -189,24 +215,18 @@ def alias(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def as_in_production(alias: str, request: pytest.FixtureRequest) -> Iterator[None]:
-    """Sessions stay open between requests (a test run closes each at once), and no commit waits for the disk."""
+def as_in_production(alias: str) -> Iterator[None]:
+    """Sessions stay open between requests; a test run closes each at once."""
     if not alias.startswith("postgres"):
         yield
         return
     from angee_jobs.locks import lock_backends
     from angee_jobs.locks.backends import pg_pool
 
-    server = request.getfixturevalue("postgres")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(mock.patch.object(pg_pool, "in_test_run", return_value=False))
-        for statement in ("ALTER SYSTEM SET fsync = off", "SELECT pg_reload_conf()"):
-            server.query(statement)
+    with mock.patch.object(pg_pool, "in_test_run", return_value=False):
         try:
             yield
         finally:
-            for statement in ("ALTER SYSTEM RESET fsync", "SELECT pg_reload_conf()"):
-                server.query(statement)
             lock_backends.verbs(alias).close()
 
 

@@ -305,12 +305,12 @@ def test_several_hosts_at_once(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)
 @pytest.mark.once
 def test_a_signal_at_any_instant_leaves_nothing_behind() -> None:
-    """Fifty times: before the lock is taken, while the program starts, while it runs, while it ends."""
-    chance = random.Random(6)
-    for _ in range(50):
+    """Before the lock is taken, while the program starts, while it runs, while it ends."""
+    chance, rounds = random.Random(6), 25
+    for number in range(rounds):
         with Running("run_locked", "--ttl", "30", "job", "--", "sh", "-c", "echo pid=$$; exec sleep 0.1") as command:
             eventually(lambda command=command: _handles(command.process.pid, signal.SIGTERM), 20)
-            time.sleep(chance.uniform(0, 0.25))
+            time.sleep((number + chance.random()) / rounds * 0.25)
             _terminate(command.process.pid)
             # A signal that comes last of all ends the process itself, as it would any other.
             assert command.wait() in {128 + signal.SIGTERM, -signal.SIGTERM, 0}, command.errors()
