@@ -16,7 +16,7 @@ angee_jobs.W003   a ttl that is too short to be kept, or so long that a dead hol
 angee_jobs.W004   a backend on a database that mirrors another in tests, which usually is a read-only replica
 angee_jobs.W020   (``--deploy``) the Redis server evicts locks when its memory is full
 angee_jobs.W021   (``--deploy``) the Redis user may not publish or subscribe: waiters are woken up to 1 s late
-angee_jobs.W022   (``--deploy``) the Redis server cannot be reached, so nothing is known about it
+angee_jobs.W022   (``--deploy``) the Redis server cannot be reached, or refuses the user, so nothing is known about it
 ================  ==========================================================================================
 
 None of them needs a network, but those that are run with ``--database`` or ``--deploy``.

@@ -73,6 +73,11 @@ LONG_MODULES = (
 )
 
 
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """For `-n auto`: most of a test of locks is waiting, so that three on a core are no load."""
+    return min(8, 3 * (os.cpu_count() or 1))
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {name: number for number, name in enumerate(LONG_MODULES)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))

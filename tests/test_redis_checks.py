@@ -173,4 +173,14 @@ def test_a_wrong_password_is_told(server_dir):
         cache = {"BACKEND": DJANGO, "LOCATION": f"unix://:wrong@{server.socket_path}"}
         [problem] = problems(cache, deploy=True)
         assert problem.id == "angee_jobs.W022"
+        assert "password" in str(problem.hint)
         assert "wrong" not in problem.msg.replace("WRONGPASS", "")
+
+
+def test_a_user_who_may_not_choose_the_database_is_told(server_dir):
+    with ValkeyServer(server_dir) as server:
+        with server.connect() as client:
+            client.execute_command("ACL", "SETUSER", "locks", "on", ">pw", "~*", "&*", "+@all", "-select")
+        [problem] = problems({"BACKEND": DJANGO, "LOCATION": f"unix://locks:pw@{server.socket_path}?db=1"}, deploy=True)
+        assert problem.id == "angee_jobs.W022"
+        assert "+select" in str(problem.hint)

@@ -94,18 +94,25 @@ def test_s09_holds_that_cannot_be_saved_do_not_take_the_others_with_them(key):
 def test_s33_a_coroutine_function_is_locked_while_it_is_awaited(key):
     calls = []
 
-    @locked(key, on_refused="skip", backend="local")
-    async def work():
-        calls.append(lock(key, backend="local").acquire())
-        await asyncio.sleep(0)
-        calls.append(lock(key, backend="local").acquire())
-        return "done"
-
     async def both():
-        return await asyncio.gather(work(), work())
+        entered, leave = asyncio.Event(), asyncio.Event()
 
-    assert asyncio.iscoroutinefunction(work)
-    assert sorted(map(str, asyncio.run(both()))) == ["None", "done"]
+        @locked(key, on_refused="skip", backend="local")
+        async def work():
+            calls.append(lock(key, backend="local").acquire())
+            entered.set()
+            await leave.wait()
+            calls.append(lock(key, backend="local").acquire())
+            return "done"
+
+        assert asyncio.iscoroutinefunction(work)
+        first = asyncio.create_task(work())
+        await entered.wait()
+        second = await work()
+        leave.set()
+        return await first, second
+
+    assert asyncio.run(both()) == ("done", None)
     assert calls == [False, False]
     assert lock(key, backend="local").acquire()
 

@@ -34,13 +34,20 @@ def check_server(backend: RedisLockBackend) -> list[CheckMessage]:
     try:
         return [*_check_scripts(backend, where, deadline), *_check_rest(backend, where, deadline)]
     except LockBackendError as error:
-        return [
-            Warning(
-                f"{where}: {error}",
-                hint="Run the check where the server can be reached; nothing is known about it now.",
-                id="angee_jobs.W022",
+        hint = "Run the check where the server can be reached; nothing is known about it now."
+        if _refused(error):
+            hint = (
+                "The server answered, and let nobody in: look at the user and the password in LOCATION. A user with an "
+                "ACL needs +auth +hello +client|setinfo, and +select where the URL names a database."
             )
-        ]
+        return [Warning(f"{where}: {error}", hint=hint, id="angee_jobs.W022")]
+
+
+def _refused(error: LockBackendError) -> bool:
+    """Whether the driver met an answer that says no, instead of silence."""
+    from redis.exceptions import AuthenticationError, ResponseError
+
+    return isinstance(error.__cause__, AuthenticationError | ResponseError)
 
 
 def _check_scripts(backend: RedisLockBackend, where: str, deadline: float) -> list[CheckMessage]:
