@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -13,7 +14,7 @@ from angee_jobs.locks.renewal import renewer
 from angee_jobs.locks.waiting import room_of
 from tests.servers import eventually
 
-DEADLINE = 30.0  # seconds for anything that has to come to an end
+DEADLINE = 45.0  # seconds for anything that has to come to an end
 
 
 def run(main: Coroutine[Any, Any, Any], *, debug: bool = False) -> Any:
@@ -30,7 +31,7 @@ def new_key() -> str:
     return f"aio-{secrets.token_hex(6)}"
 
 
-async def until(predicate: Callable[[], Any], within: float = 5.0, what: str = "") -> Any:
+async def until(predicate: Callable[[], Any], within: float = 10.0, what: str = "") -> Any:
     """As `eventually`, without blocking the loop."""
     deadline = clock.now() + within
     while not (answer := predicate()):
@@ -52,7 +53,16 @@ def is_free(key: str, alias: str) -> bool:
     return probe.acquire() and probe.release()
 
 
-def nothing_left(key: str, alias: str, within: float = 5.0) -> None:
+def renewed(held: Lock) -> None:
+    """Wait until the lease is renewed once more; a session lock has none, so it is kept for as long."""
+    before = held.expires_at
+    if before is None:
+        time.sleep(1)
+    else:
+        eventually(lambda: held.expires_at != before, 10, "the lease is renewed")
+
+
+def nothing_left(key: str, alias: str, within: float = 10.0) -> None:
     """The lock is free, nobody stands in line for it, and no hold of it is renewed."""
     name = lock(key).name
     eventually(lambda: is_free(key, alias), within, f"{name} comes free")

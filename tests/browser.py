@@ -11,6 +11,7 @@ from tests.procs import Child
 from tests.servers import eventually, missing_packages
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+TIMEOUT = 30_000  # for whatever the browser is asked for, in ms
 ARGUMENTS = [
     "--no-sandbox",  # root has none
     "--disable-gpu",
@@ -39,7 +40,7 @@ def chromium() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program(), args=ARGUMENTS)
+        browser = playwright.chromium.launch(executable_path=program(), args=ARGUMENTS, timeout=60_000)
         try:
             yield browser
         finally:
@@ -76,7 +77,7 @@ class Site:
         context = self.browser.new_context(**({"viewport": {"width": 1280, "height": 800}} | options))
         try:
             page = context.new_page()
-            page.set_default_timeout(15_000)
+            page.set_default_timeout(TIMEOUT)
             page.on("console", self._on_console)
             page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
             page.on("requestfailed", self._on_failed)
@@ -84,6 +85,7 @@ class Site:
             page.fill("#id_username", name)
             page.fill("#id_password", "secret")
             page.click("input[type=submit]")
+            page.wait_for_url(self.url)
             yield page
         finally:
             context.close()

@@ -36,7 +36,7 @@ class CeleryQueue:
 
     def start_worker(self, pool: str = "prefork", size: int = 1, *more: str, queue: str) -> Child:
         worker = Child("celery_app:worker", pool, size, "-Q", queue, "-n", f"{queue}@tests", *more).start()
-        eventually(lambda: "ready." in worker.stderr(), 20, "the worker is ready")
+        eventually(lambda: "ready." in worker.stderr(), 40, "the worker is ready")
         return worker
 
     def shared_worker(self, pool: str = "prefork") -> str:
@@ -46,6 +46,10 @@ class CeleryQueue:
     def killable_worker(self) -> tuple[Child, str]:
         """A worker with one child, and its queue. Each test that uses it leaves nothing running in it."""
         return self._kept("killable", "prefork", 1)
+
+    def log_of(self, queue: str) -> str:
+        """What a worker that is kept has logged so far."""
+        return self._workers[queue].stderr()
 
     def _kept(self, queue: str, pool: str, size: int) -> tuple[Child, str]:
         if queue not in self._workers:

@@ -47,7 +47,7 @@ class Forked:
         os.close(writer)
         self._reader = reader
 
-    def result(self, within: float = 15.0) -> Any:
+    def result(self, within: float = 20.0) -> Any:
         """What the function returned; AssertionError if it failed or did not end."""
         deadline = time.monotonic() + within
         data = b""

@@ -80,7 +80,10 @@ class Client:
             checked = True
         except Exception:
             checked = False
-        return Look(held, mine.lost, checked, info is not None, mine.fencing_token)
+        lost = mine.lost
+        if held and lost:  # it was found out in between
+            held = mine.held
+        return Look(held, lost, checked, info is not None, mine.fencing_token)
 
     def notice(self) -> None:
         """Use the connection, and so find out that it is dead."""

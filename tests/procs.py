@@ -100,7 +100,7 @@ class Child:
     def pid(self) -> int:
         return self.process.pid
 
-    def line(self, timeout: float = 10.0) -> str:
+    def line(self, timeout: float = 20.0) -> str:
         """The next line that the child says."""
         try:
             line = self._lines.get(timeout=timeout)
@@ -113,7 +113,7 @@ class Child:
         self.heard.append(line)
         return line
 
-    def expect(self, word: str, timeout: float = 10.0) -> str:
+    def expect(self, word: str, timeout: float = 20.0) -> str:
         """The rest of the next line, whose first words must be `word`."""
         line = self.line(timeout)
         if line != word and not line.startswith(f"{word} "):
@@ -155,7 +155,7 @@ class Child:
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)
 
-    def wait(self, timeout: float = 10.0) -> int:
+    def wait(self, timeout: float = 20.0) -> int:
         """The exit code: negative for a signal."""
         try:
             return self.process.wait(timeout)

@@ -6,7 +6,6 @@ import contextlib
 import secrets
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,13 +60,12 @@ def backend_for(entry: dict[str, Any], **options: Any) -> Iterator[RedisLockBack
 class FakeServer:
     """Listens on a port of its own and answers as it is told, once the driver's handshake is over.
 
-    ``answer`` gets the words of a request and returns the bytes to send; None closes the connection. ``later`` is sent
-    a moment after each answer, although nobody asked.
+    ``answer`` gets the words of a request and returns the bytes to send; None closes the connection.
     """
 
-    def __init__(self, answer: Callable[[list[bytes]], bytes | None], later: bytes = b"") -> None:
+    def __init__(self, answer: Callable[[list[bytes]], bytes | None]) -> None:
         self._answer = answer
-        self._later = later
+        self._last: socket.socket | None = None
         self.requests: list[list[bytes]] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = self._listener.getsockname()[1]
@@ -82,6 +80,11 @@ class FakeServer:
     @property
     def cache(self) -> dict[str, Any]:
         return {"BACKEND": DJANGO, "LOCATION": f"redis://127.0.0.1:{self.port}"}
+
+    def say(self, unasked: bytes) -> None:
+        """Send something on the connection of the last request."""
+        assert self._last is not None
+        self._last.sendall(unasked)
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -100,10 +103,8 @@ class FakeServer:
                     connection.sendall(b"+OK\r\n")
                     continue
                 self.requests.append(words)
+                self._last = connection
                 answer = self._answer(words)
                 if answer is None:
                     return
                 connection.sendall(answer)
-                if self._later:
-                    time.sleep(0.02)
-                    connection.sendall(self._later)

@@ -30,7 +30,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-START_TIMEOUT = STOP_TIMEOUT = 20.0
+START_TIMEOUT = STOP_TIMEOUT = 40.0
 LAUNCHER = Path(__file__).with_name("launch.py")
 DATABASE = "angee_tests"
 ADMIN = "tests-admin"  # the application name of our own connections
@@ -43,7 +43,7 @@ class ServerError(Exception):
     """A server did not do what was asked of it; the text ends with the end of its log."""
 
 
-def eventually(predicate: Callable[[], T], timeout: float = 5.0, what: str = "") -> T:
+def eventually(predicate: Callable[[], T], timeout: float = 10.0, what: str = "") -> T:
     """Return the first true answer of `predicate`, asked every few milliseconds; fail after `timeout` seconds."""
     deadline = time.monotonic() + timeout
     while not (answer := predicate()):

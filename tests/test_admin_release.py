@@ -158,8 +158,8 @@ def test_waiters_of_this_process_hear_of_it(client: Client) -> None:
         waiter = threading.Thread(target=wait)
         waiter.start()
         release(client, *targets(page(client)))
-        assert got.wait(5)
-        waiter.join(5)
+        assert got.wait(10)
+        waiter.join(10)
 
 
 def test_backends_are_what_they_say() -> None:

@@ -64,7 +64,7 @@ def test_a_hold_of_another_process_is_shown_and_released(
 
         # A bare acquire() is not renewed, so the holder of a lease learns it by its release or the end of its lease.
         if backend == "advisory":
-            eventually(told, 5)
+            eventually(told, 10)
         [entry] = LogEntry.objects.all()
         assert entry.object_repr == "angee:name:billing-run"
         release(client, *targets(page(client, here)))  # a lease of a killed holder stays for its ttl
@@ -97,7 +97,7 @@ def test_a_process_that_does_not_answer_loses_its_session_on_a_second_question(
         assert len(list(held_locks(backend="advisory"))) == 3, "another session than the one that was shown"
 
         assert client.post(URL + "release/", form).status_code == 302
-        eventually(lambda: not list(held_locks(backend="advisory")), 5)
+        eventually(lambda: not list(held_locks(backend="advisory")), 10)
         assert sorted(entry.object_repr for entry in LogEntry.objects.all()) == [
             "angee:name:innocent",
             "angee:name:stuck-1",
@@ -112,12 +112,13 @@ def test_a_server_that_hangs_costs_the_page_little(
 ) -> None:
     server: Server = {"postgres": postgres, "valkey": valkey}[which]
     page(client)
-    elapsed = stopwatch()
     server.pause()
     try:
+        elapsed = stopwatch()
         html = page(client)
+        took = elapsed()
     finally:
         server.resume()
-    assert elapsed() < 12
+    assert took < 12
     assert ("“redis” cannot be asked" if which == "valkey" else "“table” cannot be asked") in html
-    eventually(lambda: "errornote" not in page(client), 10)
+    eventually(lambda: "errornote" not in page(client), 20)

@@ -97,6 +97,12 @@ def session_of(backend):
     return backend._session.pool.slots[0].session
 
 
+def wait_for_the_end_of_sessions(*backends):
+    """Those that the server has ended: a pooler passes that on in its own time."""
+    for session in map(session_of, backends):
+        eventually(lambda session=session: session is None or not session.look(), 10)
+
+
 # Keys.
 
 
@@ -165,6 +171,7 @@ def test_fencing_tokens_go_up_whatever_happens(backend, other, postgres):
         if round_ == 2:
             postgres.kill()
             postgres.start()
+            wait_for_the_end_of_sessions(backend, other)
 
 
 def test_a_process_holds_only_so_many(direct, monkeypatch):
@@ -199,7 +206,7 @@ def test_the_death_of_the_session_ends_all_holds(backend, postgres, how):
     assert len(watch(backend, *holds)) == 5
     getattr(postgres, how)()
     postgres.start()
-    eventually(lambda: not watch(backend, *holds), timeout=2)
+    eventually(lambda: not watch(backend, *holds), timeout=4)
     assert backend.release(*holds[0], within()) is False  # and no driver's error
     assert acquire(backend, holds[1][0])[1]
     assert not watch(backend, *holds)
@@ -208,10 +215,10 @@ def test_the_death_of_the_session_ends_all_holds(backend, postgres, how):
 
 
 def test_an_idle_timeout_of_the_server_does_not_end_a_hold(postgres, in_production):
-    with database_defaults(postgres, idle_session_timeout="200ms"):
+    with database_defaults(postgres, idle_session_timeout="1s"):
         for backend in _backend("postgres"):
             owner, _ = acquire(backend)
-            time.sleep(0.5)
+            time.sleep(1.1)
             assert watch(backend, (NAME, owner)) == {owner}
             assert backend.release(NAME, owner, within())
 
@@ -317,13 +324,15 @@ def test_a_signal_handler_may_use_locks_itself(backend, postgres):
         assert acquire(backend, NAME)[1] is None or backend.force_release(NAME, within())
         used += 1
 
-    for number in range(200):
-        with interrupted_after(0.0002 + 0.00001 * (number % 100), handler):
-            for _ in range(5):
+    for number in range(100):
+        with interrupted_after(0.0002 + 0.00001 * number, handler):
+            for _ in range(1000):  # until it strikes
                 owner, grant = acquire(backend, "angee:name:outer")
                 assert grant
                 assert backend.release("angee:name:outer", owner, within())
-    assert used > 50
+                if used > number:
+                    break
+    assert used == 100
     assert locks(postgres) == believed(backend) == []
 
 
@@ -425,12 +434,14 @@ def test_transaction_pooling_is_proven_and_refused(postgres, pgbouncer, in_produ
 
 def test_holders_are_published_after_a_second(backend, other, postgres):
     owner, grant = acquire(backend)
+    entry = backend._session.entries[advisory_key(NAME)]
+    entry.granted = clock.now() + 10  # however long the next lines take, it is young
     watch(backend, (NAME, owner))
     assert postgres.query("SELECT count(*) FROM angee_jobs_sessionhold") == [(0,)]
     young = other.inspect(NAME, within())
     assert (young.name, young.holder, young.expires_at) == (NAME, None, None)
     assert [record.name for record in other.list_held(within())] != [NAME]
-    time.sleep(1)
+    entry.granted = clock.now() - 1
     watch(backend, (NAME, owner))
     for record in (other.inspect(NAME, within()), *other.list_held(within()), backend.inspect(NAME, within())):
         assert record.name == NAME
@@ -448,12 +459,14 @@ def test_what_the_dead_have_published_goes_away(backend, other, postgres, monkey
     watch(backend, ("angee:name:9", owner))
     assert postgres.query("SELECT count(*) FROM angee_jobs_sessionhold") == [(10,)]
     postgres.terminate_all()
+    wait_for_the_end_of_sessions(backend)
     assert list(other.list_held(within())) == []
     assert other.inspect("angee:name:1", within()) is None
     owner, _ = acquire(other)
     watch(other, (NAME, owner))
     assert postgres.query("SELECT name FROM angee_jobs_sessionhold") == [(NAME,)]
     postgres.terminate_all()
+    wait_for_the_end_of_sessions(other)
     assert other.reap(0, 100, within()) == 0
     assert postgres.query("SELECT count(*) FROM angee_jobs_sessionhold") == [(0,)]
 
@@ -543,18 +556,20 @@ def test_force_with_a_token_asks_only_for_that_hold(backend, other, postgres):
         watcher.join()
 
 
-def test_a_holder_that_does_not_answer_loses_its_session(backend, other):
+def test_a_holder_that_does_not_answer_loses_its_session(backend, other, monkeypatch):
+    monkeypatch.setattr(advisory, "ASKED_SECONDS", 0.8)  # so that there is time for the last look
     names = [NAME, "angee:name:a", "angee:name:b"]
     holds = [(name, acquire(backend, name)[0]) for name in names]
+    assert other.inspect(NAME, within())  # connects
     started = clock.now()
     with pytest.raises(LockBackendError, match="end_session"):
-        other.force_release(NAME, within(0.6))
-    assert clock.now() - started < 3
+        other.force_release(NAME, within(2.3))
+    assert clock.now() - started < 4.5
     pid, records = other.holds_beside(NAME, within())
     assert len(records) == 3
     assert other.end_session(NAME, pid + 1, within()) is False
     assert other.end_session(NAME, pid, within()) is True
-    eventually(lambda: not watch(backend, *holds), timeout=2)
+    eventually(lambda: not watch(backend, *holds), timeout=4)
     eventually(lambda: other.holds_beside(NAME, within()) is None)
 
 
@@ -564,13 +579,13 @@ def test_a_holder_that_does_not_answer_loses_its_session(backend, other):
 def test_only_those_who_wait_are_told(direct, postgres):
     with postgres.connect() as ear, postgres.connect() as waiter:
         ear.execute(f"LISTEN {pg_advisory.CHANNEL}")
-        for waited in (False, True):
-            owner, _ = acquire(direct)
-            if waited:
-                waiter.execute("SELECT pg_advisory_lock_shared(%s)", [marker_key(NAME)])
-            direct.release(NAME, owner, within())
-            heard = [n.payload for n in ear.notifies(timeout=0.5, stop_after=1)]
-            assert heard == [str(advisory_key(NAME))] * waited
+        waited = "angee:name:waited"
+        waiter.execute("SELECT pg_advisory_lock_shared(%s)", [marker_key(waited)])
+        for name in (NAME, waited):
+            owner, _ = acquire(direct, name)
+            direct.release(name, owner, within())
+        # They are heard in the order in which they were sent.
+        assert [n.payload for n in ear.notifies(timeout=10, stop_after=1)] == [str(advisory_key(waited))]
 
 
 def test_a_waiter_is_woken(backend, other, postgres):
@@ -600,14 +615,14 @@ def test_a_waiter_is_woken(backend, other, postgres):
     eventually(lambda: postgres.advisory_locks() == 0, 5, "the marks are gone too")
 
 
-def test_the_mark_of_a_key_that_nobody_waits_for_goes(backend, other, postgres, monkeypatch):
+def test_the_mark_of_a_key_that_nobody_waits_for_goes(backend, other, postgres):
     owner, _ = acquire(backend)
     acquire(other, "angee:name:kept")
     for name in (NAME, "angee:name:second"):
         other.remaining(name, within())
     assert postgres.advisory_locks() == 4
-    monkeypatch.setattr(pg_holds, "MARK_SECONDS", 0.2)
-    time.sleep(0.3)
+    session, asked = other._session._marks[marker_key("angee:name:second")]
+    other._session._marks[marker_key("angee:name:second")] = session, asked - pg_holds.MARK_SECONDS
     other.remaining(NAME, within())
     assert postgres.advisory_locks() == 3
     backend.release(NAME, owner, within())
@@ -638,8 +653,8 @@ def test_waiting_keeps_no_snapshot_and_writes_no_log(direct, postgres, in_produc
         other.stop_watching()
         other._session.pool.slots[0].drop()
     assert direct.release(NAME, owner, within())
-    # A checkpoint is the server's own, and a client that is gone is one of an earlier test.
-    others = ("checkpoint", "could not send data to client", "connection to client lost")
+    # What is done now and then is the server's own, and a client that is gone is one of an earlier test.
+    others = ("checkpoint", "autovacuum", "automatic", "could not send data to client", "connection to client lost")
     log = [line for line in postgres.log(size).splitlines() if not any(each in line for each in others)]
     assert log == []
 
@@ -671,12 +686,12 @@ def test_a_forked_child_has_holds_of_its_own(direct, postgres):
 
 def test_in_a_test_run_the_session_closes_with_its_last_hold(postgres):
     backend = PostgresAdvisoryLockBackend(alias="postgres")
-    before = len(postgres.sessions())
+    before = {each.pid for each in postgres.sessions()}
     holds = [(name, acquire(backend, name)[0]) for name in ("angee:name:a", "angee:name:b")]
     assert acquire(backend, "angee:name:a")[1] is None
-    assert len(postgres.sessions()) == before + 1
+    assert len({each.pid for each in postgres.sessions()} - before) == 1
     for name, owner in holds:
         assert backend.release(name, owner, within())
-    eventually(lambda: len(postgres.sessions()) == before)
+    eventually(lambda: {each.pid for each in postgres.sessions()} <= before, 10)
     backend.inspect(NAME, within())
-    eventually(lambda: len(postgres.sessions()) == before)
+    eventually(lambda: {each.pid for each in postgres.sessions()} <= before, 10)

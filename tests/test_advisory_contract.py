@@ -33,10 +33,14 @@ class Advisory(PostgresTable):
 
     def delete_hold(self, key: LockKey) -> None:
         """End the hold on the server, on its own session, behind the back of its process."""
-        backend: Any = lock_backends[self.alias]
-        slot = backend._session.pool.slots[0]
-        assert slot.session.execute(UNLOCK, [advisory_key(key.name)], clock.now() + 5) == [(b"t",)]
-        backend._session.doubtful = True
+        session: Any = lock_backends.verbs(self.alias)._session  # type: ignore[attr-defined]
+        deadline = clock.now() + 5
+
+        def unlock(on: Any) -> None:  # alone: the renewal thread uses the session, too
+            assert on.execute(UNLOCK, [advisory_key(key.name)], deadline) == [(b"t",)]
+            session.doubtful = True
+
+        session.run(deadline, unlock)
 
 
 class AdvisoryContract(testing.LockContract):
@@ -50,7 +54,7 @@ class AdvisoryContract(testing.LockContract):
 
 def known_soon(key, *, backend):
     assert lock_info(key, backend=backend).name == key.name
-    return eventually(lambda: (info := lock_info(key, backend=backend)) and info.holder and info)
+    return eventually(lambda: (info := lock_info(key, backend=backend)) and info.holder and info, 10)
 
 
 class TestAdvisory(AdvisoryContract, unittest.TestCase):

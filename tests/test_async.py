@@ -111,7 +111,7 @@ def test_a_thousand_coroutines_all_get_their_turn(alias, executor_size, as_in_pr
                 async with make(key, alias):
                     for _ in range(count):
                         group.create_task(one())
-                    await until(lambda: waiters(key, alias) == count)
+                    await until(lambda: waiters(key, alias) == count, 30)
                     assert threading.active_count() <= before + 8, lock_threads()
         finally:
             go_on.set()
@@ -200,12 +200,17 @@ def test_coroutine_waits_for_a_thread_and_a_thread_for_a_coroutine(alias):
         with make(key, alias, timeout=DEADLINE):
             released.set()
 
+    async def let_go():
+        await until(lambda: waiters(key, alias) == 1)
+        release.set()
+
     async def main():
         await until(entered.is_set)
-        asyncio.get_running_loop().call_later(0.02, release.set)
+        letting_go = asyncio.create_task(let_go())
         async with make(key, alias, timeout=DEADLINE):
             await until(lambda: waiters(key, alias) == 1)
             assert not released.is_set()
+        await letting_go
         await until(released.is_set)
 
     worker = threading.Thread(target=thread)

@@ -22,7 +22,7 @@ async def block(key, alias, wait, entered=None):
 
 async def cancel_after(task, seconds):
     """Cancel the task then; True if it ended as cancelled, False if it had come to its end before."""
-    await asyncio.sleep(seconds)
+    await asyncio.wait([task], timeout=seconds)
     asked = task.cancel()
     done, _ = await asyncio.wait([task], timeout=10)
     assert done, "the task does not end"
@@ -37,10 +37,12 @@ async def usual_seconds(key, alias):
     """How long a block takes here, about."""
     loop = asyncio.get_running_loop()
     await block(key, alias, 0)
-    started = loop.time()
+    times = []
     for _ in range(5):
+        started = loop.time()
         await block(key, alias, 0)
-    return (loop.time() - started) / 5
+        times.append(loop.time() - started)
+    return min(times)  # the machine may have stood still in one of them
 
 
 @pytest.mark.parametrize("contended", [False, True], ids=["alone", "contended"])

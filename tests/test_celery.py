@@ -103,13 +103,13 @@ def test_prefork_child_is_killed_in_the_body(celery_queue, prefork):
     """Scenario 19: free within one ttl, and the pool's next child takes locks."""
     worker, queue = prefork
     key = new_key()
-    lost = celery_queue.send("hold", key, queue=queue)
+    lost = celery_queue.send("hold_until_killed", key, queue=queue)
     _, pid, _ = celery_queue.heard(key)
     assert int(pid) != worker.pid
     os.kill(int(pid), signal.SIGKILL)
     killed = time.monotonic()
     with make(key, timeout=10):
-        assert time.monotonic() - killed < TTL + 1.0
+        assert time.monotonic() - killed < TTL + 2.5
     error = lost.get(timeout=15, propagate=False)
     assert type(error).__name__ == "WorkerLostError"
     second = celery_queue.send("hold", key, queue=queue)
@@ -134,7 +134,7 @@ def test_redelivered_after_the_child_was_lost(celery_queue, prefork):
 def test_revoked_with_terminate(celery_queue, prefork):
     _, queue = prefork
     key = new_key()
-    result = celery_queue.send("hold", key, queue=queue)
+    result = celery_queue.send("hold_until_killed", key, queue=queue)
     celery_queue.heard(key)
     result.revoke(terminate=True)
     with make(key, timeout=10):
@@ -189,7 +189,7 @@ def test_cold_shutdown_in_the_body(celery_queue):
     name, key = new_key(), new_key()
     worker = celery_queue.start_worker("prefork", 1, queue=name)
     try:
-        celery_queue.send("hold", key, queue=name)
+        celery_queue.send("hold_until_killed", key, queue=name)
         celery_queue.heard(key)
         worker.signal(signal.SIGQUIT)
         worker.wait(15)

@@ -86,6 +86,7 @@ def test_list_locks_by_pattern() -> None:
 
 
 def test_list_locks_stale() -> None:
+    run("reap_locks")
     leave_expired("over")
     with lock("live"):
         [row] = json.loads(run("list_locks", stale=True, format="json"))
@@ -280,6 +281,7 @@ def test_reap_locks() -> None:
 
 
 def test_reap_locks_reports_a_backend_that_is_down() -> None:
+    run("reap_locks")
     leave_expired("one")
     done = manage("reap_locks", "--format", "json", ANGEE_JOBS_TEST_DOWN="1")
     assert done.returncode == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -10,11 +11,14 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.test import override_settings
 
 from angee_jobs.locks import Lock, force_release, lock
+from angee_jobs.management.commands import run_locked
+from angee_jobs.management.commands.run_locked import FORWARDED
 from tests.commands import Running, alive, configured, execute, is_free, manage
 from tests.procs import stopwatch
 from tests.servers import PostgresServer, eventually
@@ -177,7 +181,7 @@ def test_waits_for_the_lock() -> None:
 @pytest.mark.once
 def test_a_signal_ends_the_wait() -> None:
     with lock("job"), Running("run_locked", "--timeout", "inf", "job", "--", "echo", "ran") as command:
-        eventually(lambda: _handles(command.process.pid, signal.SIGTERM), 20)
+        eventually(lambda: _is_in_line(command.process.pid), 20)
         command.process.send_signal(signal.SIGTERM)
         assert command.wait() == 128 + signal.SIGTERM
         assert not command.lines
@@ -186,6 +190,22 @@ def test_a_signal_ends_the_wait() -> None:
 def _handles(pid: int, signum: int) -> bool:
     [caught] = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt")]
     return bool(int(caught.split()[1], 16) & (1 << (signum - 1)))
+
+
+def _is_in_line(pid: int) -> bool:
+    """Whether it waits for the lock: with that, and not before, the threads of the locks begin."""
+    return _handles(pid, signal.SIGTERM) and len(os.listdir(f"/proc/{pid}/task")) > 1
+
+
+def test_a_signal_while_the_handlers_are_being_set() -> None:
+    @contextlib.contextmanager
+    def struck(program: Any) -> Iterator[None]:
+        raise run_locked._Stopped(signal.SIGTERM)
+        yield
+
+    with mock.patch.object(run_locked._Program, "forwarding", struck):
+        assert execute("run_locked", "job", "--", "true") == 128 + signal.SIGTERM
+    assert is_free("job")
 
 
 @pytest.mark.once
@@ -228,7 +248,7 @@ def test_the_program_ends_as_it_likes_on_sigterm() -> None:
 
 @pytest.mark.once
 def test_a_lost_lock_stops_the_program() -> None:
-    with Running("run_locked", "--ttl", "1", "job", "--", "sh", "-c", POLITE) as command:
+    with Running("run_locked", "--ttl", "2.5", "job", "--", "sh", "-c", POLITE) as command:
         command.says("ready")
         assert force_release("job")
         command.says("bye")
@@ -238,7 +258,7 @@ def test_a_lost_lock_stops_the_program() -> None:
 
 @pytest.mark.once
 def test_a_program_that_ignores_sigterm_is_killed() -> None:
-    with Running("run_locked", "--ttl", "1", "--grace", "0.5", "job", "--", *patient()) as command:
+    with Running("run_locked", "--ttl", "2.5", "--grace", "2", "job", "--", *patient()) as command:
         pid = command.value("pid")
         command.says("ready")
         assert force_release("job")
@@ -250,7 +270,7 @@ def test_a_program_that_ignores_sigterm_is_killed() -> None:
 @pytest.mark.once
 def test_what_the_program_started_is_stopped_too() -> None:
     script = f'{sys.executable} -c "$0" SIGTERM & wait'
-    args = ("--ttl", "1", "--grace", "1", "job", "--", "sh", "-c", script, PATIENT)
+    args = ("--ttl", "2.5", "--grace", "2", "job", "--", "sh", "-c", script, PATIENT)
     with Running("run_locked", *args) as command:
         pid = command.value("pid")
         command.says("ready")
@@ -261,13 +281,17 @@ def test_what_the_program_started_is_stopped_too() -> None:
 
 
 @pytest.mark.once
-def test_a_lock_that_was_lost_is_told_when_the_program_is_done_first() -> None:
+def test_a_lock_that_was_lost_is_told_when_the_program_is_done_first(tmp_path: Path) -> None:
     # Stopped past the end of its lease, as by a laptop's lid; the program ends meanwhile.
-    with Running("run_locked", "--ttl", "1", "job", "--", "sh", "-c", "echo ready; sleep 1.5") as command:
+    end = tmp_path / "end"
+    script = f'echo pid=$$; echo ready; while [ ! -e "{end}" ]; do sleep 0.05; done'
+    with Running("run_locked", "--ttl", "1", "job", "--", "sh", "-c", script) as command:
+        pid = command.value("pid")
         command.says("ready")
         command.process.send_signal(signal.SIGSTOP)
         eventually(lambda: is_free("job"), 10)
-        time.sleep(0.7)
+        end.touch()
+        eventually(lambda: not alive(pid))
         command.process.send_signal(signal.SIGCONT)
         assert command.wait() == 76
 
@@ -309,7 +333,7 @@ def test_a_signal_at_any_instant_leaves_nothing_behind() -> None:
     chance, rounds = random.Random(6), 25
     for number in range(rounds):
         with Running("run_locked", "--ttl", "30", "job", "--", "sh", "-c", "echo pid=$$; exec sleep 0.1") as command:
-            eventually(lambda command=command: _handles(command.process.pid, signal.SIGTERM), 20)
+            eventually(lambda command=command: _handles(command.process.pid, FORWARDED[-1]), 20)
             time.sleep((number + chance.random()) / rounds * 0.25)
             _terminate(command.process.pid)
             # A signal that comes last of all ends the process itself, as it would any other.

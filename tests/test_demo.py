@@ -20,6 +20,8 @@ from testproject.messaging.models import Channel, Message
 from tests.procs import ROOT
 from tests.servers import eventually, missing_packages, require
 
+pytestmark = pytest.mark.timeout(180)
+
 SAMPLE = ROOT / "testproject/messaging/sample.mbox"
 
 SENT = datetime.datetime(2024, 3, 5, 13, 19, 59, tzinfo=datetime.UTC)
@@ -300,7 +302,7 @@ class Demo:
         return [int(pid) for pid in self.read_until("Processes: ").split(", ")]
 
     def finish(self) -> tuple[int, str, str]:
-        output, errors = self.process.communicate(timeout=50)
+        output, errors = self.process.communicate(timeout=100)
         return self.process.returncode, self.output + output, errors
 
     def close(self) -> None:

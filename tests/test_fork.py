@@ -14,7 +14,7 @@ from django.db import connections, transaction
 
 from angee_jobs.locks import LockLostError, lock, lock_backends, task_lock, task_lock_is_held
 from angee_jobs.locks.renewal import renewer
-from tests.aio import is_free, make, new_key, nothing_left, run
+from tests.aio import is_free, make, new_key, nothing_left, renewed, run
 from tests.forks import Forked, leave_as_a_program_does
 from tests.servers import eventually
 
@@ -39,8 +39,8 @@ def look(held, key, other, alias):
         held.check()
     except LockLostError:
         seen["check"] = "not held here"
-    with make(other, alias, ttl=1.5, timeout=5) as own:
-        time.sleep(1.8)
+    with make(other, alias, ttl=2.25, timeout=5) as own:
+        renewed(own)
         seen["own lock"] = own.held
         own.check()
     return seen
@@ -49,7 +49,7 @@ def look(held, key, other, alias):
 @pytest.mark.parametrize("exit_", [lambda: os._exit(0), leave_as_a_program_does], ids=["_exit", "sys.exit"])
 def test_fork_inside_a_block(alias, exit_):
     key, other = new_key(), new_key()
-    with make(key, alias, ttl=1.5) as held:
+    with make(key, alias, ttl=2.25) as held:
         seen = Forked(lambda: look(held, key, other, alias), exit_).result()
         assert seen == {
             "held": False,
@@ -61,7 +61,8 @@ def test_fork_inside_a_block(alias, exit_):
             "check": "not held here",
             "own lock": True,
         }
-        time.sleep(1.8)  # longer than a lease: the parent renews
+        for _ in range(2):
+            renewed(held)
         held.check()
         assert not is_free(key, alias)
     nothing_left(key, alias)
@@ -133,6 +134,8 @@ def test_fork_while_threads_are_in_the_middle_of_everything(alias):
         except BaseException as error:
             troubles.append(error)
 
+    with make(key, alias):  # a thread in the middle of an import is the interpreter's to lock
+        assert not make(key, alias).acquire(0.1)
     threads = [threading.Thread(target=busy, args=[number]) for number in range(4)]
     for thread in threads:
         thread.start()

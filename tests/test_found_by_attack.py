@@ -54,7 +54,8 @@ def test_a_receiver_that_would_end_the_process_does_not_silence_the_next_loss():
     heard = []
 
     def leave(**kwargs):
-        heard.append(kwargs["key"])
+        if "brief" in kwargs["key"].name:  # and not what an earlier test has left
+            heard.append(kwargs["key"])
         raise SystemExit(1)
 
     lock_lost.connect(leave)

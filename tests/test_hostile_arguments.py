@@ -39,7 +39,7 @@ def names(alias: str) -> list[str]:
 
 @pytest.mark.parametrize("at", ["local", "sqlite"])
 def test_keys(at: str) -> None:
-    before = names(at)
+    before = set(names(at))
 
     @examples(60)
     @given(key=st.one_of(anything, texts))
@@ -53,7 +53,7 @@ def test_keys(at: str) -> None:
             for ask in (task_lock_is_held, lock_info, force_release):
                 with pytest.raises(DOCUMENTED):
                     ask(key, backend=at)
-        assert names(at) == before
+        assert set(names(at)) <= before  # what earlier tests have left may end meanwhile
 
     check()
 

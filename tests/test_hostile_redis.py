@@ -333,7 +333,7 @@ def test_what_stands_beside_the_holds_was_edited(what: str, valkey: RespServer) 
             everything("edited", "temporary")
             assert task_lock_is_held("before", backend="temporary")
             assert before.extend()
-        with lock("edited", backend="temporary", timeout=1) as after:
+        with lock("edited", backend="temporary", timeout=10) as after:
             assert after.fencing_token > before.fencing_token
         reap_expired_locks(backend="temporary")
         assert list(held_locks(backend="temporary")) == []

@@ -26,7 +26,7 @@ def test_alive_then_stalled(channel):
         with recorded_run(channel.pk) as refused:
             assert refused is None
         child.sigkill()
-    eventually(lambda: is_stalled(run), 5, "the lock of the dead process comes free")
+    eventually(lambda: is_stalled(run), 10, "the lock of the dead process comes free")
     # A later run has the lock: the dead one's row does not come alive by it.
     with recorded_run(channel.pk) as second:
         assert is_stalled(second) is False

@@ -1,8 +1,11 @@
 """Sessions with a real PostgreSQL, below the backends: connecting, deadlines, interrupts, forks, poolers."""
 
+import contextlib
 import os
 import threading
 import time
+import types
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from django.core.exceptions import ImproperlyConfigured
@@ -29,7 +32,7 @@ __all__ = ["in_production"]
 
 ECHO = Statement("SELECT $1::text, pg_backend_pid()")
 SLEEP = Statement("SELECT pg_sleep($1::float8), 'slept'")
-SETTING = Statement("SELECT current_setting($1::text)")
+WAIT = Statement("SELECT pg_advisory_xact_lock(7), 'waited'")
 
 
 @pytest.fixture
@@ -47,6 +50,27 @@ def pool(postgres, in_production):
         slot.drop()
 
 
+@contextlib.contextmanager
+def held_up(postgres):
+    """Nobody who asks to WAIT gets an answer before the end of the block, or of the connection that it yields."""
+    with postgres.connect() as stranger:
+        stranger.execute("SELECT pg_advisory_lock(7)")
+        yield stranger
+
+
+def ended_in_mid_query(postgres, pid, stranger):
+    """A thread that ends the session ``pid`` as soon as it WAITs, and then lets others have what it waited for."""
+
+    def end():
+        eventually(lambda: postgres.advisory_locks(granted=False), 10)
+        postgres.terminate(pid)
+        stranger.close()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    return thread
+
+
 # Connecting.
 
 
@@ -62,15 +86,15 @@ def test_a_direct_connection_is_told_from_a_pooled_one(postgres, pgbouncer, pgbo
 
 @pytest.mark.parametrize("alias", ["postgres", "pgbouncer"])
 def test_other_defaults_change_nothing(postgres, pgbouncer, alias):
-    changes = {"default_transaction_isolation": "serializable", "statement_timeout": "150ms", "lock_timeout": "1ms"}
+    changes = {"default_transaction_isolation": "serializable", "statement_timeout": "400ms", "lock_timeout": "1ms"}
     if alias == "postgres":  # through a pooler nobody can make a statement of a read-only session write
-        changes |= {"default_transaction_read_only": "on", "idle_session_timeout": "100ms"}
+        changes |= {"default_transaction_read_only": "on", "idle_session_timeout": "2s"}
     with database_defaults(postgres, **changes), alias_with(base=alias) as special:
         pgbouncer.restart()
         session = Session(special, within())
         assert session.execute(Statement("SHOW transaction_isolation"), [], within()) == [(b"read committed",)]
-        assert session.execute(SLEEP, [0.3], within())[0][1] == b"slept"
-        time.sleep(0.2)
+        assert session.execute(SLEEP, [0.5], within())[0][1] == b"slept"
+        assert session.execute(Statement("SHOW idle_session_timeout"), [], within()) == [(b"0",)]
         assert session.look()
         session.close()
     pgbouncer.restart()
@@ -166,12 +190,15 @@ def test_connecting_has_a_deadline(postgres):
     assert not set(pg._sessions) - before
 
 
-def test_an_answer_that_is_late_is_read_before_the_next_request(session):
+def test_an_answer_that_is_late_is_read_before_the_next_request(session, postgres):
+    for _ in range(2):
+        session.execute(WAIT, [], within())  # and is prepared now
     for _ in range(50):
-        with pytest.raises(NoAnswer) as caught:
-            session.execute(SLEEP, [0.05], within(0.01))
-        assert caught.value.sent
-        assert session.busy
+        with held_up(postgres):
+            with pytest.raises(NoAnswer) as caught:
+                session.execute(WAIT, [], within(0.01))
+            assert caught.value.sent
+            assert session.busy
         assert session.execute(ECHO, ["next"], within())[0][0] == b"next"
 
 
@@ -223,10 +250,12 @@ def test_a_signal_handler_may_use_the_same_session(session):
 
     for number in range(400):
         with interrupted_after(0.0001 + 0.00001 * (number % 100), handler):
-            for at in range(20):
+            for at in range(2000):  # until it strikes
                 answer = session.execute(ECHO, [f"{number}/{at}"], within())
                 assert answer[0][0] == f"{number}/{at}".encode()
-    assert len(inner) > 50
+                if len(inner) > number:
+                    break
+    assert len(inner) == 400
     assert set(inner) == {b"inner"}
 
 
@@ -253,9 +282,11 @@ def test_a_session_that_died_while_idle_is_found_dead_before_anything_is_sent(se
 
 
 def test_a_session_that_dies_in_mid_query(session, postgres):
-    threading.Timer(0.2, postgres.terminate, [session.server_pid]).start()
-    with pytest.raises(SessionLost) as caught:
-        session.execute(SLEEP, [20], within())
+    with held_up(postgres) as stranger:
+        thread = ended_in_mid_query(postgres, session.server_pid, stranger)
+        with pytest.raises(SessionLost) as caught:
+            session.execute(WAIT, [], within(20))
+        thread.join(10)
     assert caught.value.sent
     assert not session.open
 
@@ -264,14 +295,16 @@ def test_only_what_may_be_is_sent_twice(pool, postgres):
     for again in (True, False):
         pool.run(ECHO, ["x"], within())
         pid = pool.slots[0].session.server_pid
-        threading.Timer(0.2, postgres.terminate, [pid]).start()
-        if again:
-            assert pool.run(SLEEP, [0.5], within(), again=True)[0][1] == b"slept"
-        else:
-            with pytest.raises(LockBackendError) as caught:
-                pool.run(SLEEP, [0.5], within())
-            assert caught.value.uncertain
-            assert caught.value.__cause__ is not None
+        with held_up(postgres) as stranger:
+            thread = ended_in_mid_query(postgres, pid, stranger)
+            if again:
+                assert pool.run(WAIT, [], within(20), again=True)[0][1] == b"waited"
+            else:
+                with pytest.raises(LockBackendError) as caught:
+                    pool.run(WAIT, [], within(20))
+                assert caught.value.uncertain
+                assert caught.value.__cause__ is not None
+            thread.join(10)
 
 
 def test_what_was_prepared_may_get_lost(pool):
@@ -284,44 +317,54 @@ def test_what_was_prepared_may_get_lost(pool):
 def test_idle_sessions_are_closed(postgres, pool, monkeypatch):
     monkeypatch.setattr(pg_pool, "IDLE_SECONDS", 0.2)
     monkeypatch.setattr(pg_pool, "_janitor", pg_pool._Janitor())
-    others = len(postgres.sessions())
+    seen = threading.Event()  # before which the janitor does not begin
+    sleep = time.sleep
+    monkeypatch.setattr(pg_pool, "time", types.SimpleNamespace(sleep=lambda seconds: seen.wait(30) and sleep(seconds)))
+    others = {each.pid for each in postgres.sessions()}
     in_threads(4, lambda number: pool.run(SLEEP, [0.1], within()))
-    assert len(postgres.sessions()) > others
-    eventually(lambda: len(postgres.sessions()) == others)
+    ours = {each.pid for each in postgres.sessions()} - others
+    assert ours
+    seen.set()
+    eventually(lambda: not ours & {each.pid for each in postgres.sessions()}, 10)
     assert pool.run(ECHO, ["again"], within())
 
 
 def test_in_a_test_run_sessions_are_closed_at_once(postgres):
     pool = Pool("postgres", 4)
-    others = len(postgres.sessions())
+    others = {each.pid for each in postgres.sessions()}
     in_threads(8, lambda number: pool.run(SLEEP, [0.05], within()))
     assert not any(slot.session for slot in pool.slots)
-    eventually(lambda: len(postgres.sessions()) == others)
+    eventually(lambda: {each.pid for each in postgres.sessions()} <= others, 10)
 
 
-def test_a_pool_that_is_used_up_answers_in_time(pool):
-    threads = [threading.Thread(target=pool.run, args=[SLEEP, [3.0], within()]) for _ in range(4)]
+def test_a_pool_that_is_used_up_answers_in_time(pool, postgres):
+    with held_up(postgres):
+        threads = [threading.Thread(target=pool.run, args=[WAIT, [], within(20)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: all(slot.claimed for slot in pool.slots), 10)
+        started = clock.now()
+        with pytest.raises(LockBackendError) as caught:
+            pool.run(ECHO, ["x"], within(0.2))
+        assert clock.now() - started < 2.2
+        assert not caught.value.uncertain
     for thread in threads:
-        thread.start()
-    time.sleep(0.2)
-    started = clock.now()
-    with pytest.raises(LockBackendError) as caught:
-        pool.run(ECHO, ["x"], within(0.2))
-    assert clock.now() - started < 2.2
-    assert not caught.value.uncertain
-    for thread in threads:
-        thread.join(5)
+        thread.join(20)
 
 
-def test_a_release_waits_for_what_is_outstanding(pool):
-    with pytest.raises(LockBackendError):
-        pool.run(SLEEP, [0.4], within(0.1), owner="late")
-    started = clock.now()
-    with pytest.raises(LockBackendError):
-        pool.settle("late", within(0.05))
-    pool.settle("another", within(0.05))
-    pool.settle("late", within())
-    assert clock.now() - started > 0.1
+def test_a_release_waits_for_what_is_outstanding(pool, postgres):
+    pool.run(ECHO, ["x"], within())  # connects
+    with ThreadPoolExecutor(1) as elsewhere:
+        with held_up(postgres):
+            with pytest.raises(LockBackendError):
+                pool.run(WAIT, [], within(0.1), owner="late")
+            with pytest.raises(LockBackendError):
+                pool.settle("late", within(0.05))
+            pool.settle("another", within(0.05))
+            settled = elsewhere.submit(pool.settle, "late", within(20))
+            time.sleep(0.1)
+            assert not settled.done()
+        settled.result(20)
     assert not any(slot.session and slot.session.busy for slot in pool.slots)
 
 

@@ -74,7 +74,7 @@ def test_inside_a_transaction_of_another_isolation(backend_class, level):
 
 @pytest.mark.skipif(importlib.util.find_spec("psycopg_pool") is None, reason="needs psycopg_pool")
 def test_a_connection_pool_that_is_used_up(backend_class):
-    with alias_with(OPTIONS={"pool": {"min_size": 1, "max_size": 1, "timeout": 1}}) as alias:
+    with alias_with(OPTIONS={"pool": {"min_size": 1, "max_size": 1, "timeout": 10}}) as alias:
         settings_of(alias)  # the only one
         works(backend_class(alias=alias))
         connections[alias].close_pool()

@@ -72,8 +72,8 @@ def test_rq(rq, broker, heard):
         assert "LockNotAcquiredError" in ended(queue.enqueue(module.fail, key))
     assert ended(queue.enqueue(module.fail, key)) == "done"
     if kind == "fork":
-        queue.enqueue(module.hold, key)
-        _, pid, _ = heard(key)
+        queue.enqueue(module.hold_until_killed, key)
+        _, pid = heard(key)
         os.kill(int(pid), signal.SIGKILL)
         killed = time.monotonic()
         with make(key, timeout=10):
@@ -102,8 +102,8 @@ def test_dramatiq(broker, heard):
             pass
         assert said == ["done"]
         eventually(lambda: is_free(key))
-        module.hold.send(key)
-        _, pid, _ = heard(key)
+        module.hold_until_killed.send(key)
+        _, pid = heard(key)
         os.kill(int(pid), signal.SIGKILL)
         killed = time.monotonic()
         with make(key, timeout=10):
@@ -131,7 +131,7 @@ def test_huey(broker, heard):
             pass
         assert said == ["done"]
         eventually(lambda: is_free(key))
-        module.hold(key)
+        module.hold_until_killed(key)
         heard(key)
         worker.sigkill()
         killed = time.monotonic()

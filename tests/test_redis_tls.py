@@ -93,11 +93,12 @@ def test_a_waiter_is_woken_over_tls(tls, certificate):
 
             thread = threading.Thread(target=wait)
             thread.start()
-            eventually(lambda: backend.watcher._subscribed.get("angee:name:tls"))
+            eventually(lambda: backend.watcher._subscribed.get("angee:name:tls"), 10)
             started = now()
             assert backend.release("angee:name:tls", owner, soon())
             thread.join(10)
             delays.append(times[0] - started)
+            eventually(lambda: backend.watcher._wire is None, what="the subscription of this wait is over")
         assert statistics.median(delays) < 0.5
 
 

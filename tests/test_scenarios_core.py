@@ -36,11 +36,11 @@ class Hung(LocalLockBackend):
 def test_s07_a_backend_that_hangs_costs_no_hold_at_another(key):
     hung, well = Hung(), LocalLockBackend()
     with Lock(key, ttl=2.4, backend=well) as kept:
-        lost = Lock(key, ttl=1.2, backend=hung)
+        lost = Lock(key, ttl=2.4, backend=hung)
         with pytest.raises(LockLostError), lost:
             eventually(lambda: lost.lost)
             eventually(lambda: hung.asked, what="it was asked to renew")
-            time.sleep(1.7)
+            time.sleep(0.5)  # without renewal the other would be over as well
             assert kept.held
             assert not Lock(key, backend=well).acquire()
     hung.go_on.set()
@@ -63,10 +63,10 @@ class Recovering(LocalLockBackend):
 
     def __init__(self):
         super().__init__()
-        self.answers = False
+        self.answers_from = now() + 2.8
 
     def extend(self, extensions, deadline):
-        if not self.answers or deadline - now() < 0.4:
+        if now() < self.answers_from or deadline - now() < 0.4:
             time.sleep(max(0.0, deadline - now()))
             raise LockBackendError("no answer in time")
         time.sleep(0.4)
@@ -76,14 +76,13 @@ class Recovering(LocalLockBackend):
 def test_s09_holds_that_cannot_be_saved_do_not_take_the_others_with_them(key):
     """The time for a batch is not what is left to the most pressing hold of it."""
     backend = Recovering()
-    holds = [Lock(f"{key}-{number}", ttl=3, backend=backend) for number in range(12)]
-    started = now()
+    holds = [Lock(f"{key}-{number}", ttl=3 if number < 9 else 4, backend=backend) for number in range(12)]
     for each in holds:
         each.__enter__()
         time.sleep(0.15)
-    time.sleep(max(0.0, started + 2.8 - now()))
-    backend.answers = True  # the first have 0.2 s left, the last 1.8 s
-    time.sleep(2.5)
+    ends = now() + 4.0  # of every lease that is not renewed
+    # When the backend answers, the first have 0.2 s left, the last more than 2 s.
+    time.sleep(ends + 0.1 - now())
     kept = [each.held for each in holds]
     for each in holds:
         with contextlib.suppress(LockLostError):

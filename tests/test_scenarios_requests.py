@@ -16,6 +16,7 @@ from django.urls import path
 from angee_jobs.locks import lock, task_lock
 from angee_jobs.locks.testing import Peer, tasks
 from angee_jobs.locks.testing.base import Background
+from tests.aio import renewed
 from tests.servers import eventually
 
 plan = None
@@ -249,10 +250,10 @@ def test_s26_connections_that_end_with_each_request(where, key, atomic_requests,
 
     monkeypatch.setattr(f"{__name__}.plan", work)
     with mock.patch.dict(connections.settings[where.using], CONN_MAX_AGE=0):
-        with lock(key, ttl=1.5, backend=where.alias) as held:
+        with lock(key, ttl=2.25, backend=where.alias) as held:
             for _ in range(3):
                 assert get() == (200, "True")
-            time.sleep(1.8)
+            renewed(held)
             assert get() == (200, "True")
     assert seen == [True] * 4
     assert where.is_free(key)
@@ -264,12 +265,12 @@ def test_s26_the_pool_option_of_the_connection(postgres, key):
     connections.close_all()
     with mock.patch.dict(connections.settings["postgres"], OPTIONS={"pool": {"min_size": 1, "max_size": 2}}):
         try:
-            with lock(key, ttl=1.5, backend=place.alias) as held:
+            with lock(key, ttl=2.25, backend=place.alias) as held:
                 for _ in range(3):
                     place.groups()
                     connections["postgres"].close()
                     assert not place.is_free(key)
-                time.sleep(1.8)
+                renewed(held)
                 assert held.held
                 assert not place.is_free(key)
             with transaction.atomic("postgres"):
@@ -285,7 +286,7 @@ def test_s26_the_pool_option_of_the_connection(postgres, key):
 # SQLite: the caller writes to the file that the lock file stands beside
 
 
-TTL = 1.5
+TTL = 2.25
 
 
 @pytest.mark.parametrize("wrote", ["after", "before and after"])
@@ -295,7 +296,7 @@ def test_s45_a_write_transaction_longer_than_the_ttl(wrote, key):
 
     def take_locks():
         while not stop.is_set():
-            with lock(f"{key} {len(rounds) % 3}", ttl=TTL, timeout=5, backend="sqlite"):
+            with lock(f"{key} {len(rounds) % 3}", timeout=20, backend="sqlite"):
                 rounds.append(1)
 
     peer.call(tasks.enter, "a", tasks.LockKey("name", (f"{key} of the peer",)), ttl=TTL, backend="sqlite")
@@ -307,11 +308,11 @@ def test_s45_a_write_transaction_longer_than_the_ttl(wrote, key):
                 Group.objects.create(name=f"{key} before")
             at_first = len(rounds)
             with lock(key, ttl=TTL, backend="sqlite") as held:
-                time.sleep(TTL * 1.2)
+                renewed(held)
                 held.check()
             with lock(f"{key} another", backend="sqlite"):
                 pass
-            time.sleep(TTL)
+            time.sleep(TTL + 0.1)
             assert not Where("sqlite", "default").is_free(key)
             assert len(rounds) > at_first + 10, "lock traffic waited for the caller's transaction"
             if "after" in wrote:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.servers import eventually
+
 pytestmark = pytest.mark.timeout(180)  # whole test runs, on a machine that may be busy
 
 INNER = Path(__file__).parent / "inner"
@@ -38,7 +40,7 @@ def on_postgres(postgres):
     }
     names = postgres.query("SELECT datname FROM pg_database WHERE datname LIKE '%inner%'")
     assert names == [], "test databases are left"
-    assert [session for session in postgres.sessions() if "inner" in session.database] == []
+    eventually(lambda: not [session for session in postgres.sessions() if "inner" in session.database], 10)
 
 
 def run(database, *command, backend=TABLE):

@@ -69,7 +69,7 @@ def test_nothing_that_is_printed_or_logged_tells_one(alias: str, secrets: Secret
             with contextlib.suppress(LockError):
                 given_up.release()
             eventually(lambda: any("the server is gone" in text for text in logged.texts))
-        eventually(lambda: not task_lock_is_held(KEY, backend=alias), what="the renewal thread releases it")
+        eventually(lambda: not task_lock_is_held(KEY, backend=alias), 15, "the renewal thread releases it")
     finally:
         for name in names:
             getattr(signals, name).disconnect(receive)

@@ -102,6 +102,7 @@ def test_postgres_answers_and_outlives_its_processes(postgres: PostgresServer):
 
 
 def test_postgres_counts_and_ends_the_sessions_of_others(postgres: PostgresServer):
+    eventually(lambda: postgres.advisory_locks() == 0, what="earlier tests have left nothing")
     with postgres.connect(application_name="someone") as connection:
         connection.execute("SELECT pg_advisory_lock(1)")
         assert [s.pid for s in postgres.sessions("someone")] == [connection.info.backend_pid]

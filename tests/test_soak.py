@@ -44,7 +44,7 @@ def test_what_grows_steadily_is_found(name):
 @pytest.mark.timeout(120)
 @pytest.mark.skipif(importlib.util.find_spec("psutil") is None, reason="needs the package psutil")
 def test_a_moment_of_it_runs_without_an_error():
-    options = ["local", "sqlite", "--minutes", "0.1", "--every", "2", "--pace", "0.2", "--keys", "50"]
+    options = ["local", "sqlite", "--minutes", "0.1", "--every", "0.5", "--pace", "0.2", "--keys", "50"]
     done = subprocess.run(
         [sys.executable, "-m", "tests.torture.soak", *options],
         cwd=ROOT,

@@ -13,6 +13,7 @@ from angee_jobs.locks.backends.base import Extension
 from angee_jobs.locks.backends.table import TableLockBackend
 from angee_jobs.locks.backends.table_postgres import PostgresTableLockBackend
 from angee_jobs.locks.errors import LockBackendError
+from angee_jobs.locks.keys import name_digest
 from tests.pg_helpers import Interrupt, alias_with, give_up, in_production, in_threads, interrupted_after, within
 from tests.servers import eventually
 
@@ -68,6 +69,7 @@ def test_a_refused_try_writes_nothing(backend, postgres):
 
 
 def test_updates_stay_on_their_page(direct, postgres):
+    postgres.query("SELECT pg_stat_reset_single_table_counters('angee_jobs_tasklock'::regclass)")
     for _ in range(500):
         owner, grant = acquire(direct)
         direct.extend([Extension(NAME, owner, 40)], within())
@@ -75,7 +77,7 @@ def test_updates_stay_on_their_page(direct, postgres):
     direct.close()
     # The session reports its counts when it ends.
     sql = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'angee_jobs_tasklock'"
-    [(updates, hot)] = eventually(lambda: [row for row in postgres.query(sql) if row[0] >= 1400])
+    [(updates, hot)] = eventually(lambda: [row for row in postgres.query(sql) if row[0] >= 1400], 10)
     assert hot / updates > 0.95
 
 
@@ -131,7 +133,9 @@ def test_a_grant_survives_a_crash_of_the_server(direct, postgres):
 # Other people's transactions.
 
 
-def test_a_strangers_row_lock_bounds_a_try(backend, postgres):
+def test_a_strangers_row_lock_bounds_a_try(backend, postgres, monkeypatch):
+    assert int(table_postgres._patience(within(1.0))) <= 600  # an answer has time to arrive
+    monkeypatch.setattr(table_postgres, "ROW_SECONDS", 0.3)
     owner, _ = acquire(backend)
     with postgres.connect() as stranger, stranger.transaction():
         stranger.execute("SELECT * FROM angee_jobs_tasklock FOR UPDATE")
@@ -139,14 +143,14 @@ def test_a_strangers_row_lock_bounds_a_try(backend, postgres):
         assert acquire(backend)[1] is None
         assert time.monotonic() - started < 3  # a live row refuses without waiting
         with pytest.raises(LockBackendError) as caught:
-            backend.release(NAME, owner, within(0.6))
+            backend.release(NAME, owner, within())
         assert not caught.value.uncertain
-        assert time.monotonic() - started < 2
+        assert time.monotonic() - started < 3
     assert backend.release(NAME, owner, within())
     with postgres.connect() as stranger, stranger.transaction():
         stranger.execute("SELECT * FROM angee_jobs_tasklock FOR UPDATE")
         with pytest.raises(LockBackendError, match="keeps the lock's row locked"):
-            acquire(backend, seconds=0.6)
+            acquire(backend)
     assert acquire(backend)[1]
 
 
@@ -164,15 +168,36 @@ def test_a_strangers_uncommitted_insert_bounds_a_try(backend, postgres):
     assert acquire(backend)[1] is None
 
 
-def test_one_locked_row_does_not_keep_others_from_renewal(backend, postgres):
+def test_one_locked_row_does_not_keep_others_from_renewal(backend, postgres, monkeypatch):
+    # Little time for the row's lock, and much for each answer.
+    monkeypatch.setattr(table_postgres, "ROW_SECONDS", 8.0)
+    monkeypatch.setattr(table_postgres, "ROW_SHARE", 0.02)
     names = [f"angee:name:{number}" for number in range(20)]
     batch = [Extension(name, acquire(backend, name)[0], 60) for name in names]
     with postgres.connect() as stranger, stranger.transaction():
         stranger.execute("SELECT * FROM angee_jobs_tasklock WHERE name = %s FOR UPDATE", [names[7]])
         with pytest.raises(LockBackendError) as caught:
-            backend.extend(batch, within())
+            backend.extend(batch, within(20))
     assert set(caught.value.extended) == {each.owner for each in batch} - {batch[7].owner}
     assert set(backend.extend(batch, within())) == {each.owner for each in batch}
+
+
+def test_an_answer_that_is_late_takes_back_no_renewal_beside_a_locked_row(backend, postgres, monkeypatch):
+    names = [f"angee:name:{number}" for number in range(5)]
+    batch = [Extension(name, acquire(backend, name)[0], 60) for name in names]
+    real = backend.extend
+
+    def extend(extensions, deadline):
+        if [each.name for each in extensions] == [names[3]]:
+            raise LockBackendError("no answer in time")
+        return real(extensions, deadline)
+
+    monkeypatch.setattr(backend, "extend", extend)
+    with postgres.connect() as stranger, stranger.transaction():
+        stranger.execute("SELECT * FROM angee_jobs_tasklock WHERE name = %s FOR UPDATE", [names[1]])
+        with pytest.raises(LockBackendError) as caught:
+            backend.extend(batch, within(20))
+    assert set(caught.value.extended) == {batch[number].owner for number in (0, 2, 4)}
 
 
 def test_renewal_never_shortens(backend):
@@ -247,11 +272,11 @@ def test_100_000_holds_are_listed_without_a_long_transaction(direct, postgres):
     )
     held = direct.list_held(within())
     first = [next(held) for _ in range(1500)]
-    open_transactions = postgres.query(
+    open_transactions = (
         "SELECT count(*) FROM pg_stat_activity WHERE xact_start IS NOT NULL AND pid <> pg_backend_pid()"
         " AND backend_type = 'client backend'"
     )
-    assert open_transactions == [(0,)]
+    eventually(lambda: postgres.query(open_transactions) == [(0,)])  # but for one of somebody else that ends just now
     assert len({record.name for record in first} | {record.name for record in held}) == 100_000
 
 
@@ -261,13 +286,13 @@ def test_100_000_holds_are_listed_without_a_long_transaction(direct, postgres):
 def test_a_release_tells_only_those_who_wait(direct, postgres):
     with postgres.connect() as ear:
         ear.execute(f"LISTEN {table_postgres_sql.CHANNEL}")
-        for waited in (False, True):
-            owner, _ = acquire(direct)
-            if waited:
-                assert 29 < direct.remaining(NAME, within()) <= 30
-            direct.release(NAME, owner, within())
-            heard = [n.payload for n in ear.notifies(timeout=0.5, stop_after=1)]
-            assert len(heard) == waited
+        for name in (NAME, "angee:name:waited"):
+            owner, _ = acquire(direct, name)
+            if name != NAME:
+                assert 25 < direct.remaining(name, within()) <= 30
+            direct.release(name, owner, within())
+        # They are heard in the order in which they were sent.
+        assert [n.payload for n in ear.notifies(timeout=10, stop_after=1)] == [name_digest("angee:name:waited")]
 
 
 @pytest.mark.parametrize("end", ["release", "force_release"])
@@ -298,9 +323,9 @@ def test_watching_stops_at_once_and_leaves_no_session(backend, postgres):
         backend.wait_for_change(0.01)
         thread = threading.Thread(target=lambda: backend.wait_for_change(20.0))
         thread.start()
-        time.sleep(0.05)
+        eventually(lambda: not backend.push or backend._listener._in_use.locked(), 10, "it listens")
         backend.stop_watching()
-        thread.join(2)
+        thread.join(10)
         assert not thread.is_alive()
     backend.close()
     if backend.push:
@@ -376,7 +401,7 @@ def test_interrupts_in_mid_query_leave_nothing(backend, postgres):
         owner = f"struck-{number}"
         try:
             with interrupted_after(0.0001 + 0.00001 * (number % 150)):
-                for _ in range(20):
+                for _ in range(100):
                     acquire(backend, owner=owner)
                     backend.release(NAME, owner, within())
         except Interrupt:
@@ -399,10 +424,12 @@ def test_a_signal_handler_may_use_locks_itself(backend):
 
     for number in range(150):
         with interrupted_after(0.0002 + 0.00001 * (number % 100), handler):
-            for _ in range(5):
+            for _ in range(1000):  # until it strikes
                 owner, grant = acquire(backend)
                 assert grant and backend.release(NAME, owner, within())
-    assert used > 50
+                if used > number:
+                    break
+    assert used == 150
     assert not [slot for slot in backend._pool.slots if slot.claimed]
 
 
@@ -420,8 +447,8 @@ def test_many_threads_use_a_few_sessions(direct, postgres):
 
     def work(number):
         for _ in range(20):
-            owner, grant = acquire(direct, f"angee:name:{number}")
-            assert grant and direct.release(f"angee:name:{number}", owner, within())
+            owner, grant = acquire(direct, f"angee:name:{number}", seconds=20)
+            assert grant and direct.release(f"angee:name:{number}", owner, within(20))
 
     in_threads(30, work)
     assert len(postgres.sessions()) <= others + table_postgres.SESSIONS
@@ -446,8 +473,7 @@ def test_without_the_migration_the_error_says_what_to_run(postgres, in_productio
 
 
 def test_the_clock_of_the_server_decides(backend):
-    acquire(backend, ttl=0.3)
     started = clock.now()
-    assert acquire(backend)[1] is None
+    acquire(backend, ttl=0.3)
     eventually(lambda: acquire(backend)[1], timeout=5)
-    assert clock.now() - started > 0.2
+    assert clock.now() - started > 0.29

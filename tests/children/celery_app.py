@@ -33,22 +33,29 @@ def holder(key):
 
 
 @app.task
-@locked(by_key, backend="sqlite", ttl=1.5)
+@locked(by_key, backend="sqlite", ttl=20)
 def hold(key):
     tell(key, "in", os.getpid(), holder(key))
     wait_for_go(key)
     return "done"
 
 
+@app.task
+@locked(by_key, backend="sqlite", ttl=1.5)
+def hold_until_killed(key):
+    tell(key, "in", os.getpid(), holder(key))
+    wait_for_go(key)
+
+
 @app.task(acks_late=True, reject_on_worker_lost=True)
-@locked(by_key, backend="sqlite", ttl=1.5, timeout=10)
+@locked(by_key, backend="sqlite", ttl=2, timeout=10)
 def hold_late(key):
     tell(key, "in", os.getpid())
     wait_for_go(key)
     return "done"
 
 
-@app.task(soft_time_limit=1)
+@app.task(soft_time_limit=2)
 @locked(by_key, backend="sqlite", ttl=20)
 def limited(key):
     tell(key, "in", os.getpid())
@@ -59,7 +66,7 @@ def limited(key):
         raise
 
 
-@app.task(time_limit=1)
+@app.task(time_limit=2)
 @locked(by_key, backend="sqlite", ttl=1.5)
 def killed(key):
     tell(key, "in", os.getpid())
@@ -100,13 +107,20 @@ def nested(key):
 class Once(OnceTask):
     abstract = True
     lock_backend = "sqlite"
-    lock_ttl = 1.5
+    lock_ttl = 2.5
     queue_ttl = 60
 
 
 @app.task(base=Once, bind=True, unique_on=["key"])
 def once(self, key, number=0):
     tell(key, "in", os.getpid(), self.request.id)
+    wait_for_go(key)
+    return f"done {number}"
+
+
+@app.task(base=Once, unique_on=["key"], lock_ttl=2)
+def once_until_killed(key, number=0):
+    tell(key, "in", os.getpid())
     wait_for_go(key)
     return f"done {number}"
 
@@ -123,11 +137,13 @@ def once_fails(key):
     raise ValueError("on purpose")
 
 
-@app.task(base=Once, bind=True, unique_on=["key"], max_retries=3)
+@app.task(base=Once, bind=True, unique_on=["key"], max_retries=3, lock_ttl=2)
 def once_retries(self, key, countdown):
     tell(key, "in", self.request.retries, holder(self.lock_key([key, countdown], {})))
     if self.request.retries == 0:
         raise self.retry(countdown=countdown)
+    if countdown:
+        wait_for_go(key)
     return "done"
 
 
@@ -139,14 +155,14 @@ def once_autoretries(key):
     raise KeyError("on purpose")
 
 
-@app.task(base=Once, unique_on=["key"], acks_late=True, reject_on_worker_lost=True)
+@app.task(base=Once, unique_on=["key"], acks_late=True, reject_on_worker_lost=True, lock_ttl=2)
 def once_late(key):
     tell(key, "in", os.getpid())
     wait_for_go(key)
     return "done"
 
 
-@app.task(base=Once, unique_on=["key"], queue_ttl=0.3)
+@app.task(base=Once, unique_on=["key"], queue_ttl=0.3, lock_ttl=20)
 def once_short(key):
     tell(key, "in", os.getpid())
     wait_for_go(key)

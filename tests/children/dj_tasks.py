@@ -21,12 +21,19 @@ def by_key(key, *args):
 
 
 @task
-@locked(by_key, ttl=1.5)
+@locked(by_key, ttl=20)
 def hold(key):
     """Stay in the body until the test says so."""
     say("in", lock_info(key).holder.task)
     hear("go")
     return "done"
+
+
+@task
+@locked(by_key, ttl=1.5)
+def hold_until_killed(key):
+    say("in")
+    hear("go")
 
 
 @task

@@ -40,14 +40,21 @@ def by_key(key, *args):
 
 
 @dramatiq.actor(max_retries=0)
-@locked(by_key, backend="sqlite", ttl=1.5)
+@locked(by_key, backend="sqlite", ttl=20)
 def hold(key):
     tell(key, "in", os.getpid(), lock_info(key, backend="sqlite").holder.task)
     wait_for_go(key)
     tell(key, "done")
 
 
-@dramatiq.actor
+@dramatiq.actor(max_retries=0)
+@locked(by_key, backend="sqlite", ttl=1.5)
+def hold_until_killed(key):
+    tell(key, "in", os.getpid())
+    wait_for_go(key)
+
+
+@dramatiq.actor(max_retries=1000)
 def again(key):
     try:
         run(key)

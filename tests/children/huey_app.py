@@ -30,11 +30,18 @@ def by_key(key, *args):
 
 
 @huey.task()
-@locked(by_key, backend="sqlite", ttl=1.5)
+@locked(by_key, backend="sqlite", ttl=20)
 def hold(key):
     tell(key, "in", os.getpid(), lock_info(key, backend="sqlite").holder.task)
     wait_for_go(key)
     tell(key, "done")
+
+
+@huey.task()
+@locked(by_key, backend="sqlite", ttl=1.5)
+def hold_until_killed(key):
+    tell(key, "in", os.getpid())
+    wait_for_go(key)
 
 
 @huey.task()

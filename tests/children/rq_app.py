@@ -21,11 +21,17 @@ def by_key(key, *args):
     return key
 
 
-@locked(by_key, backend="sqlite", ttl=1.5)
+@locked(by_key, backend="sqlite", ttl=20)
 def hold(key):
     tell(key, "in", os.getpid(), lock_info(key, backend="sqlite").holder.task)
     wait_for_go(key)
     return "done"
+
+
+@locked(by_key, backend="sqlite", ttl=1.5)
+def hold_until_killed(key):
+    tell(key, "in", os.getpid())
+    wait_for_go(key)
 
 
 @locked(by_key, backend="sqlite", on_refused="skip")

@@ -4,7 +4,7 @@ from django.test import override_settings
 
 from tests.children import hear, say
 
-SHORT = {"BACKEND": "angee_jobs.locks.TableLockBackend", "OPTIONS": {"alias": "default", "ttl": 1.0}}
+SHORT = {"BACKEND": "angee_jobs.locks.TableLockBackend", "OPTIONS": {"alias": "default", "ttl": 2.25}}
 
 
 def main(channel_id):

@@ -20,7 +20,7 @@ def tell(key, *words):
     valkey().rpush(f"said:{key}", " ".join(map(str, words)))
 
 
-def wait_for_go(key, seconds=20):
+def wait_for_go(key, seconds=40):
     """Until the test says so; in small pieces, so that a soft time limit can strike between them."""
     client, end = valkey(), time.monotonic() + seconds
     while time.monotonic() < end:

@@ -100,7 +100,7 @@ class Load:
         keys = [self.new_key(), self.new_key()]
 
         async def hold(key: str) -> None:
-            async with lock(key, timeout=2, backend=self.backend):
+            async with lock(key, timeout=10, backend=self.backend):
                 await asyncio.sleep(0.01)
 
         async def all_of_them() -> None:
@@ -114,7 +114,7 @@ class Load:
         key = self.new_key()
 
         def hold() -> None:
-            with lock(key, timeout=5, backend=self.backend):
+            with lock(key, timeout=10, backend=self.backend):
                 time.sleep(0.01)
 
         threads = [threading.Thread(target=hold) for _ in range(4)]

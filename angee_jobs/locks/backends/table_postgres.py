@@ -122,15 +122,15 @@ class PostgresTableLockBackend(TableLockBackend):
     def _extend_singly(self, extensions: Sequence[Extension], deadline: float, locked: RowLocked) -> Collection[str]:
         """A stranger has locked one row: it must not take the others with it."""
         extended: list[str] = []
-        unknown: list[str] = []
+        failed = False
         for each in extensions:
             # A short wait for each, so that one row that is stuck leaves time for the others.
             limit = min(deadline, clock.now() + ROW_SECONDS / 4)
             try:
                 extended += self.extend([each], limit)
-            except RowLocked:
-                unknown.append(each.owner)
-        if unknown:
+            except LockBackendError:  # that row is locked, or there was no answer in time; either takes no other along
+                failed = True
+        if failed:
             locked.extended = extended
             raise locked
         return extended

@@ -9,6 +9,7 @@ import time
 import unittest
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from unittest import mock
 
 from django.db import connections
 
@@ -34,13 +35,15 @@ T = TypeVar("T")
 SHORT = 0.4
 #: A lease that has to be kept by renewals. A thread that is served late by a second still keeps it.
 KEPT = 1.5
+#: One that has to be kept for longer than a lease, where a thread may be served late by a second and a half.
+RENEWED = 2.25
 #: A lease that must not end during a test.
 LONG = 60.0
 #: How late something may happen that has to happen on time.
 NOISE = 2.5
 
 
-def eventually(answer: Callable[[], T], within: float = 5.0, what: str = "") -> T:
+def eventually(answer: Callable[[], T], within: float = 10.0, what: str = "") -> T:
     """The first true answer, asked every few milliseconds; AssertionError if there is none within so many seconds."""
     limit = now() + within
     while not (got := answer()):
@@ -139,8 +142,18 @@ class ContractCase(_Base):
         self.assertFalse(self.backend.is_held(key or self.key), message or "the lock is held")
         self.assertTrue(self.is_free(key), message or "the lock is held")
 
-    def becomes_free(self, key: LockKey | None = None, within: float = 5.0) -> None:
+    def becomes_free(self, key: LockKey | None = None, within: float = 10.0) -> None:
         eventually(lambda: self.is_free(key), within, "the lock comes free")
+
+    def is_renewed(self, held: Lock) -> None:
+        """Wait until the lease of ``held`` is renewed once more."""
+        before = held.expires_at
+        eventually(lambda: held.expires_at != before, what="the lease is renewed")
+
+    def patient_look(self) -> contextlib.AbstractContextManager[Any]:
+        """Inside the block a refusal finds out who holds the lock however long the storage takes to tell it."""
+        real = self.backend.inspect
+        return mock.patch.object(self.backend, "inspect", lambda name, deadline: real(name, deadline + VERB_SECONDS))
 
     def in_background(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> Background:
         thread = Background(function, *args, **kwargs)
@@ -203,9 +216,9 @@ class ContractCase(_Base):
 
     def _local_leftovers(self) -> Iterator[str]:
         room = room_of(self.backend)
-        for name in room.lines:
+        for name in list(room.lines):
             yield f"somebody in line for {name}"
-        for name in room.bindings:
+        for name in list(room.bindings):
             yield f"{name} bound to a transaction"
         if "listing" not in self.strategy.lacks:
             for record in self.backend.list_held(now() + VERB_SECONDS):

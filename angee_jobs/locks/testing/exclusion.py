@@ -16,7 +16,7 @@ from ..clock import now
 from ..errors import LockLostError, LockNotAcquiredError
 from ..keys import LockKey, record_lock_key
 from . import tasks
-from .base import KEPT, LONG, NOISE, SHORT, ContractCase, eventually
+from .base import KEPT, LONG, NOISE, RENEWED, SHORT, ContractCase, eventually
 from .peers import Peer
 
 
@@ -116,11 +116,11 @@ class Exclusion(ContractCase):
         keys += [LockKey("contract", (*self.key.parts, "x" * 10_000 + last)) for last in "yz"]
         keys += [record_lock_key("messaging.Channel", own, purpose) for purpose in ("sync", "SYNC")]
         self.assertEqual(len({key.name for key in keys}), len(keys))
-        holds = [self.lock(key, ttl=5) for key in keys]
+        holds = [self.lock(key) for key in keys]
         for each in holds:
             self.assertTrue(each.acquire(), f"{each.name[:80]!r} met another key")
         for each in holds:
-            self.assertFalse(self.lock(each.key, ttl=5).acquire())
+            self.assertFalse(self.lock(each.key).acquire())
             self.assertTrue(self.backend.is_held(each.key))
         for each in holds:
             self.assertTrue(each.release())
@@ -304,16 +304,16 @@ class Clock(ContractCase):
 
         With ``tokens``, none of their clocks is in a fencing token.
         """
-        options: dict[str, Any] = {"ttl": KEPT, "backend": self.alias}
+        options: dict[str, Any] = {"ttl": RENEWED, "backend": self.alias}
         pairs = list(zip(peers, keys, strict=True))
         before = [peer.call(tasks.enter, "a", key, **options) for peer, key in pairs]
-        time.sleep(KEPT * 1.3)
+        time.sleep(RENEWED * 1.1)
         for peer, key in pairs:
             self.assert_held(key, "the clock of the holder ended its lease")
             self.assertFalse(peer.call(tasks.is_lost, "a"))
             peer.call(tasks.leave, "a")
         with contextlib.ExitStack() as stack:
-            mine = [stack.enter_context(self.lock(key, ttl=KEPT)).fencing_token for key in keys]
+            mine = [stack.enter_context(self.lock(key)).fencing_token for key in keys]
             for peer, key in pairs:
                 self.assertFalse(peer.call(tasks.acquire, "b", key, **options), "a client's clock took it over")
         after = []

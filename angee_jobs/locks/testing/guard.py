@@ -11,7 +11,7 @@ from django.db import DatabaseError, connections, transaction
 from ..clock import now
 from ..errors import LockBackendError, LockLostError
 from ..lock import Lock
-from .base import KEPT, NOISE, SHORT, eventually
+from .base import NOISE, SHORT, eventually
 from .transactions import TransactionCase
 
 
@@ -226,7 +226,7 @@ class Guard(TransactionCase):
 
     def test_a_bad_timeout_is_refused(self) -> None:
         using = self.strategy.databases[0]
-        with self.lock(ttl=KEPT) as held, transaction.atomic(using):
+        with self.lock() as held, transaction.atomic(using):
             bad: list[tuple[Any, type[Exception]]] = [(-1, ValueError), ("5", TypeError), (float("nan"), ValueError)]
             for timeout, error in bad:
                 with self.subTest(timeout=timeout), self.assertRaises(error), held.guard(using, timeout=timeout):

@@ -26,7 +26,7 @@ from ..operations import (
 )
 from ..types import LockBackend, LockHandle
 from . import tasks
-from .base import KEPT, SHORT, ContractCase, eventually
+from .base import KEPT, LONG, RENEWED, SHORT, ContractCase, eventually
 
 
 class Information(ContractCase):
@@ -58,7 +58,7 @@ class Information(ContractCase):
     def test_the_holder_is_known(self) -> None:
         self.needs("listing")
         before = time.time()
-        with self.lock(ttl=KEPT, note="the note: äöü \"'\\ 😀") as held:
+        with self.lock(note="the note: äöü \"'\\ 😀") as held:
             info = lock_info(self.key, backend=self.alias)
             assert info is not None
             assert info.holder is not None
@@ -83,7 +83,7 @@ class Information(ContractCase):
                 assert info.expires_at is not None
                 assert held.expires_at is not None
                 self.assertLess(abs((info.expires_at - held.expires_at).total_seconds()), 1)
-                self.assertLess(abs(info.expires_at.timestamp() - time.time()), KEPT + 1)
+                self.assertLess(abs(info.expires_at.timestamp() - time.time()), LONG + 1)
             own = held.info()
             assert own is not None
             self.assertEqual(own.owner_id, held.owner_id)
@@ -114,7 +114,7 @@ class Information(ContractCase):
     def test_a_hold_of_another_process_is_known(self) -> None:
         self.needs("listing")
         peer = self.peer()
-        peer.call(tasks.enter, "a", self.key, ttl=KEPT, note="over there", backend=self.alias)
+        peer.call(tasks.enter, "a", self.key, ttl=LONG, note="over there", backend=self.alias)
         info = lock_info(self.key, backend=self.alias)
         assert info is not None
         assert info.holder is not None
@@ -172,9 +172,9 @@ class Information(ContractCase):
 
         def hold() -> int:
             rounds = 0
-            each = self.lock(ttl=5)
-            while not stop.is_set():
-                self.assertTrue(each.acquire(5))
+            each = self.lock()
+            while rounds < 2 or not stop.is_set():
+                self.assertTrue(each.acquire(20))
                 token = each.fencing_token
                 assert token is not None
                 tokens.append(token)
@@ -262,22 +262,23 @@ class Reaping(ContractCase):
         stop = threading.Event()
         self.addCleanup(stop.set)
         keys = [self.new_key() for _ in range(3)]
+        rounds = [0] * 6
 
-        def work(number: int) -> int:
-            rounds = 0
+        def work(number: int) -> None:
             while not stop.is_set():
                 with self.lock(keys[number % 3], ttl=5, timeout=20) as held:
                     held.check()
-                rounds += 1  # leaving the block would have raised
-            return rounds
+                rounds[number] += 1  # leaving the block would have raised
 
         workers = [self.in_background(work, number) for number in range(6)]
+        eventually(lambda: all(rounds), what="all are at work")
         reapers = [
             self.in_background(lambda: [reap_expired_locks(backend=self.alias) for _ in range(40)]) for _ in range(2)
         ]
         counts = [sum(reaper.result()) for reaper in reapers]
         stop.set()
-        self.assertTrue(all(worker.result() for worker in workers))
+        for worker in workers:
+            worker.result()
         self.assertEqual(counts, [0, 0])
 
     def test_s05_a_hold_that_was_reaped_is_lost(self) -> None:
@@ -337,6 +338,7 @@ class Signals(ContractCase):
                 self.lock(note="the one inside"),
                 self.hear("lock_refused") as heard,
                 self.assertLogs("angee_jobs", "INFO") as logged,
+                self.patient_look(),
             ):
                 refused()
                 [(_, arguments)] = heard
@@ -385,15 +387,15 @@ class Signals(ContractCase):
 
         def slow(sender: type, **arguments: object) -> None:
             called.set()
-            go_on.wait(10)
+            go_on.wait(20)
 
         signals.lock_lost.connect(slow)
         try:
-            with self.lock(self.new_key(), ttl=KEPT) as held:
+            with self.lock(self.new_key(), ttl=RENEWED) as held:
                 late = self.lock(ttl=SHORT)
                 late.acquire()
                 self.assertTrue(called.wait(SHORT + 5))
-                time.sleep(KEPT * 0.8)
+                self.is_renewed(held)
                 self.assertTrue(held.held)
         finally:
             go_on.set()

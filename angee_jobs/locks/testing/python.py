@@ -13,7 +13,7 @@ from unittest import mock
 from ..blocks import lock, locked, task_lock
 from ..errors import LockBackendError, LockLostError, LockNotAcquiredError
 from . import tasks
-from .base import KEPT, LONG, ContractCase
+from .base import KEPT, LONG, RENEWED, ContractCase
 
 
 class Python(ContractCase):
@@ -182,7 +182,8 @@ class Python(ContractCase):
         if not hasattr(os, "fork"):
             self.skipTest("there is no fork on this system")
         peer = self.new_peer()
-        seen = peer.call(tasks.fork_inside_a_block, self.key, self.new_key(), ttl=KEPT, backend=self.alias, within=40)
+        options: dict[str, Any] = {"ttl": RENEWED, "backend": self.alias}
+        seen = peer.call(tasks.fork_inside_a_block, self.key, self.new_key(), within=40, **options)
         self.assertNotIn("error", seen["child"])
         self.assertEqual(seen["exit code"], 0, seen)
         child = seen["child"]
@@ -200,14 +201,14 @@ class Python(ContractCase):
         """A signal handler raises while locks are taken, held and released in the main thread of a process."""
         peer = self.new_peer()
         bystander = self.new_key()
-        peer.call(tasks.enter, "bystander", bystander, ttl=KEPT * 2, backend=self.alias)
+        peer.call(tasks.enter, "bystander", bystander, ttl=RENEWED * 1.5, backend=self.alias)
         seen = peer.call(tasks.storm, self.key, 200, ttl=LONG, backend=self.alias, within=50)
         self.assertEqual(seen["unexpected"], [], seen)
         self.assertGreater(seen["struck"], 20, seen)
         self.becomes_free(within=8)
         self.assertFalse(peer.call(tasks.is_lost, "bystander"))
         self.assert_held(bystander)
-        self.assertTrue(peer.call(tasks.acquire, "b", self.key, ttl=5, backend=self.alias), "it works no more")
+        self.assertTrue(peer.call(tasks.acquire, "b", self.key, ttl=LONG, backend=self.alias), "it works no more")
         self.assertTrue(peer.call(tasks.release, "b"))
         peer.call(tasks.leave, "bystander")
 
@@ -218,7 +219,7 @@ class Python(ContractCase):
             peer.call(tasks.strike_when_waiting, self.key, self.alias)
             peer.begin(tasks.acquire, "a", self.key, 30, ttl=LONG, backend=self.alias)
             with self.assertRaises(tasks.Struck):
-                peer.result(5)
+                peer.result()
         self.assert_free()
         self.assertTrue(peer.call(tasks.acquire, "b", self.key, ttl=LONG, backend=self.alias))
         self.assertTrue(peer.call(tasks.release, "b"))

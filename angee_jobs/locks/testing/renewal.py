@@ -14,7 +14,7 @@ from ..backends.base import Extension
 from ..clock import now
 from ..errors import LockBackendError, LockLostError
 from ..keys import LockKey
-from .base import KEPT, LONG, NOISE, SHORT, ContractCase, eventually
+from .base import KEPT, LONG, NOISE, RENEWED, SHORT, ContractCase, eventually
 
 
 def renewal_threads() -> list[str]:
@@ -27,9 +27,9 @@ class Renewal(ContractCase):
     requires: ClassVar[Sequence[str]] = ("leases",)
 
     def test_a_block_keeps_its_lease_for_several_ttls(self) -> None:
-        with self.lock(ttl=KEPT) as held:
+        with self.lock(ttl=RENEWED) as held:
             before = held.expires_at
-            until = now() + KEPT * 1.5
+            until = now() + RENEWED * 1.2
             while now() < until:
                 self.assertTrue(held.held)
                 self.assert_held()
@@ -74,16 +74,16 @@ class Renewal(ContractCase):
                 raise LockBackendError("the network was away for a moment")
             return real(extensions, deadline)
 
-        with self.hear("lock_lost") as heard, self._extend(fail_once), self.lock(ttl=KEPT) as held:
-            until = now() + KEPT * 2
+        with self.hear("lock_lost") as heard, self._extend(fail_once), self.lock(ttl=RENEWED) as held:
+            until = now() + RENEWED * 1.2
             while now() < until:
                 self.assertTrue(held.held)
                 time.sleep(0.05)
             self.assert_held()
             self.assertEqual(renewal_threads().count("angee-locks-renewal"), 1)
+            eventually(lambda: len(calls) > 2, what="it is renewed again and again")
             eventually(lambda: renewal_threads() == ["angee-locks-renewal"], NOISE, "one renewal thread")
         self.assertEqual(heard, [])
-        self.assertGreater(len(calls), 2)
         self.assert_free()
 
     def test_s08_an_error_of_one_hold_leaves_the_others_renewed(self) -> None:
@@ -96,11 +96,11 @@ class Renewal(ContractCase):
 
         keys = [self.new_key() for _ in range(3)]
         with self._extend(fail_for_one), contextlib.ExitStack() as stack:
-            good = [stack.enter_context(self.lock(keys[0], ttl=KEPT))]
-            unlucky = self.lock(bad, ttl=KEPT)
+            good = [stack.enter_context(self.lock(keys[0], ttl=RENEWED))]
+            unlucky = self.lock(bad, ttl=RENEWED)
             with self.assertRaises(LockLostError), unlucky:
-                good += [stack.enter_context(self.lock(key, ttl=KEPT)) for key in keys[1:]]
-                eventually(lambda: unlucky.lost, KEPT + NOISE, "the loss is known")
+                good += [stack.enter_context(self.lock(key, ttl=RENEWED)) for key in keys[1:]]
+                eventually(lambda: unlucky.lost, RENEWED + NOISE, "the loss is known")
                 time.sleep(0.3)  # all were taken at about the same time: what was not renewed is over by now
                 for each in good:
                     self.assertTrue(each.held)
@@ -156,11 +156,11 @@ class Renewal(ContractCase):
                 done.set()
 
         with self.hear("lock_lost") as heard, self._extend(hold_up):
-            held = self.lock(key, ttl=KEPT)
+            held = self.lock(key, ttl=RENEWED)
             held.__enter__()
             self.assertTrue(under_way.wait(10))
             leaving = self.in_background(held.release)
-            leaving.join(0.5)  # it may wait for the renewal
+            leaving.join(0.1)  # it may wait for the renewal
             go_on.set()
             self.assertIs(leaving.result(), True)
             self.assertTrue(done.wait(10))
@@ -225,11 +225,12 @@ class Renewal(ContractCase):
     def test_one_thread_renews_everything(self) -> None:
         with contextlib.ExitStack() as stack:
             for _ in range(20):
-                stack.enter_context(self.lock(self.new_key(), ttl=KEPT))
+                held = stack.enter_context(self.lock(self.new_key(), ttl=RENEWED))
             threads = {thread.ident for thread in threading.enumerate()}
-            time.sleep(KEPT / 2)
-            self.assertEqual(renewal_threads(), ["angee-locks-renewal"])
-            self.assertLessEqual({thread.ident for thread in threading.enumerate()}, threads)
+            self.is_renewed(held)
+            # A backend that was slow, as on a busy machine, has one more until it has been prompt again.
+            eventually(lambda: renewal_threads() == ["angee-locks-renewal"], what="one renewal thread")
+            eventually(lambda: {thread.ident for thread in threading.enumerate()} <= threads, what="no other threads")
 
     def test_renewals_are_batched(self) -> None:
         sizes: list[int] = []
@@ -240,8 +241,8 @@ class Renewal(ContractCase):
 
         with self._extend(note), contextlib.ExitStack() as stack:
             for _ in range(30):
-                stack.enter_context(self.lock(self.new_key(), ttl=2))
-            eventually(lambda: sum(sizes) >= 30, 3, "all are renewed")
+                stack.enter_context(self.lock(self.new_key(), ttl=RENEWED))
+            eventually(lambda: sum(sizes) >= 30, what="all are renewed")
         self.assertLess(len(sizes), 15)
 
     def test_a_short_hold_has_no_thread_and_no_renewal(self) -> None:

@@ -49,7 +49,7 @@ class Rollbacks(TransactionCase):
                     raise ZeroDivisionError
             except ZeroDivisionError as error:
                 kept.append(error)
-            eventually(lambda: not self.backend.is_held(self.key), 3, "it is freed though nobody tries")
+            eventually(lambda: not self.backend.is_held(self.key), what="it is freed though nobody tries")
 
         self.each_database(test)
 
@@ -63,7 +63,7 @@ class Rollbacks(TransactionCase):
                     kept.extend(connections[using].run_on_commit)
                     raise ZeroDivisionError
                 if wait:
-                    eventually(lambda: not self.backend.is_held(self.key), 3, "it is freed though nobody tries")
+                    eventually(lambda: not self.backend.is_held(self.key), what="it is freed though nobody tries")
                 else:
                     self.assertTrue(self.elsewhere(), "it is freed before anybody is refused")
 

@@ -240,7 +240,7 @@ def fork_inside_a_block(key: LockKey, other: LockKey, ttl: float, **options: Any
                 report["same instance"] = lock_backends.verbs(options["backend"]) is mine
                 report["second hold of the parent's key"] = lock(key, ttl=ttl, **options).acquire()
                 with lock(other, ttl=ttl, timeout=10, **options) as own:
-                    time.sleep(ttl * 1.2)
+                    time.sleep(ttl * 1.1)
                     report["own lock renewed"] = own.held
                 held.__exit__(None, None, None)
                 del held

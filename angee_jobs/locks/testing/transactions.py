@@ -14,7 +14,7 @@ from ..clock import now
 from ..errors import LockNotAcquiredError
 from ..keys import LockKey
 from . import tasks
-from .base import KEPT, SHORT, ContractCase
+from .base import RENEWED, SHORT, ContractCase
 
 
 class TransactionCase(ContractCase):
@@ -88,16 +88,16 @@ class Transactions(TransactionCase):
         self.needs("leases")
         using = self.strategy.databases[0]
         with transaction.atomic(using):
-            with self.lock(ttl=KEPT):
+            with self.lock(ttl=RENEWED):
                 self.write(using)
-            until = now() + KEPT * 1.3
+            until = now() + RENEWED * 1.1
             while now() < until:
                 self.assertFalse(self.elsewhere())
         self.assertTrue(self.elsewhere())
 
     def test_s26_closing_connections_frees_nothing(self) -> None:
         def test(using: str) -> None:
-            with self.lock(ttl=KEPT) as held:
+            with self.lock() as held:
                 for close in (connections[using].close, close_old_connections, connections.close_all):
                     self.write(using)
                     close()

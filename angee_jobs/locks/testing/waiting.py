@@ -69,13 +69,14 @@ class Waiting(ContractCase):
         with self.lock():
             started = now()
             self.assertIs(self.lock().acquire(timeout=timedelta(milliseconds=300)), False)
-            waited = now() - started
-            self.assertGreaterEqual(waited, 0.3)
-            self.assertLess(waited, 0.3 + 0.5)
+            waited = [now() - started]
             started = now()
             with self.assertRaises(LockNotAcquiredError), self.lock(timeout=0.3):
                 self.fail("two holders")
-            self.assertGreaterEqual(now() - started, 0.3)
+            waited.append(now() - started)
+            self.assertGreaterEqual(min(waited), 0.3)
+            self.assertLess(min(waited), 0.3 + 0.5)
+            self.assertLess(max(waited), 0.3 + NOISE)
 
     def test_s17_several_waiters_all_end_when_their_time_is_over(self) -> None:
         def wait() -> float:
@@ -120,14 +121,17 @@ class Waiting(ContractCase):
 
     def test_the_next_in_line_takes_over_when_the_first_gives_up(self) -> None:
         self.needs("verbs", "leases")
-        limit = now() + VERB_SECONDS
         # A hold of nobody in this process, so that nothing here rings when it ends.
-        self.assertTrue(self.backend.acquire(self.key.name, "f" * 32, 0.8, describe_holder("", 0.8), limit))
-        first = self.in_background(self.lock(timeout=0.3).acquire)
-        eventually(lambda: self.key.name in room_of(self.backend).lines)
-        second = self.waiter()
+        owner, limit = "f" * 32, now() + VERB_SECONDS
+        self.assertTrue(self.backend.acquire(self.key.name, owner, LONG, describe_holder("", LONG), limit))
+        first = self.in_background(self.lock(timeout=0.5).acquire)
+        eventually(lambda: self.key.name in room_of(self.backend).lines or not first.is_alive())
+        held = self.lock()
+        second = self.in_background(held.acquire, 20)
         self.assertIs(first.result(), False)
-        second.result(0.8 + 2 * FALLBACK)
+        self.assertTrue(self.backend.release(self.key.name, owner, now() + VERB_SECONDS))
+        self.assertIs(second.result(2 * FALLBACK + NOISE), True)
+        self.assertTrue(held.release())
 
     def test_one_waiter_asks_for_all(self) -> None:
         self.needs("verbs")
@@ -166,7 +170,7 @@ class Waiting(ContractCase):
             held.release()
             return float(thread.result()) - released
 
-        self.assertLess(min(handover() for _ in range(5)), FALLBACK / 2)
+        self.assertTrue(any(handover() < FALLBACK / 2 for _ in range(5)))
 
     def _hand_over_from(self, peer: Any) -> float:
         self.assertTrue(peer.call(tasks.acquire, "a", self.key, ttl=LONG, backend=self.alias))
@@ -179,7 +183,7 @@ class Waiting(ContractCase):
     def test_a_release_in_another_process_wakes_a_waiter(self) -> None:
         self.needs("verbs")
         peer = self.peer()
-        self.assertLess(min(self._hand_over_from(peer) for _ in range(5)), FALLBACK / 2)
+        self.assertTrue(any(self._hand_over_from(peer) < FALLBACK / 2 for _ in range(5)))
 
     def test_s18_a_lost_wake_up_costs_the_fallback_interval(self) -> None:
         self.needs("verbs")
@@ -209,7 +213,7 @@ class Waiting(ContractCase):
             )
             with self.assertRaises(ZeroDivisionError):
                 struck.result()
-        behind.result(5)
+        behind.result()
         self.assert_free()
 
     def test_s20_exceptions_in_waiters_all_along_the_line(self) -> None:
@@ -223,10 +227,10 @@ class Waiting(ContractCase):
                 )
         for number, thread in enumerate(threads):
             if number % 2:
-                thread.result(5)
+                thread.result()
             else:
                 try:
-                    thread.result(5)
+                    thread.result()
                 except ZeroDivisionError:
                     pass
         self.becomes_free()

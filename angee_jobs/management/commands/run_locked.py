@@ -124,32 +124,35 @@ class Command(LockCommand):
         except ValueError as error:
             self.wrong_usage(one_line(error))
         program = _Program(command, options["grace"])
-        code = 0
-        with program.forwarding():
-            try:
-                with held:
-                    code = program.run(held)
-            except LockNotAcquiredError as refused:
-                code = options["on_refused"]
-                if code:
-                    raise CommandError(one_line(refused), returncode=code) from refused
-            except LockLostError as lost:
-                raise CommandError(one_line(lost), returncode=LOST) from lost
-            except ImproperlyConfigured as error:
-                if options["hold_at_least"] is not None and not leases:
-                    self.wrong_usage(one_line(error))
-                raise CommandError(one_line(error), returncode=WRONG_CONFIGURATION) from error
-            except LockBackendError as error:
-                if program.started:  # only its release failed, and the lock comes free by itself
-                    self.stderr.write(f"The lock could not be released: {one_line(error)}")
-                    code = program.code
-                else:
-                    raise CommandError(f"The lock backend {alias!r} cannot be used: {one_line(error)}",
-                                       returncode=UNAVAILABLE) from error  # fmt: skip
-            except _Stopped as stopped:
-                code = BY_SIGNAL + stopped.signum
+        try:
+            with program.forwarding():
+                code = self._run(program, held, alias, options, leases)
+        except _Stopped as stopped:  # also while the handlers of signals are being set
+            code = BY_SIGNAL + stopped.signum
         if code:
             sys.exit(code)
+
+    def _run(self, program: _Program, held: Lock, alias: str, options: dict[str, Any], leases: bool) -> int:
+        try:
+            with held:
+                return program.run(held)
+        except LockNotAcquiredError as refused:
+            code: int = options["on_refused"]
+            if code:
+                raise CommandError(one_line(refused), returncode=code) from refused
+            return 0
+        except LockLostError as lost:
+            raise CommandError(one_line(lost), returncode=LOST) from lost
+        except ImproperlyConfigured as error:
+            if options["hold_at_least"] is not None and not leases:
+                self.wrong_usage(one_line(error))
+            raise CommandError(one_line(error), returncode=WRONG_CONFIGURATION) from error
+        except LockBackendError as error:
+            if program.started:  # only its release failed, and the lock comes free by itself
+                self.stderr.write(f"The lock could not be released: {one_line(error)}")
+                return program.code
+            text = f"The lock backend {alias!r} cannot be used: {one_line(error)}"
+            raise CommandError(text, returncode=UNAVAILABLE) from error
 
 
 class _Stopped(BaseException):
