@@ -14,6 +14,7 @@ from ..backends.base import Extension
 from ..clock import now
 from ..errors import LockBackendError, LockLostError
 from ..keys import LockKey
+from ..lock import Lock
 from .base import KEPT, LONG, NOISE, RENEWED, SHORT, ContractCase, eventually
 
 
@@ -113,11 +114,13 @@ class Renewal(ContractCase):
 
         entered, over = threading.Barrier(6), threading.Event()
         self.addCleanup(over.set)
+        everything: list[Lock] = []
 
         def hold_100() -> list[LockKey]:
             keys = [self.new_key() for _ in range(100)]
             with contextlib.ExitStack() as stack:
-                holds = [stack.enter_context(self.lock(key, ttl=3)) for key in keys]
+                holds = [stack.enter_context(self.lock(key, ttl=6)) for key in keys]
+                everything.extend(holds)
                 entered.wait(30)
                 while not over.wait(0.1):
                     self.assertTrue(all(each.held for each in holds))
@@ -128,7 +131,9 @@ class Renewal(ContractCase):
         with self.hear("lock_lost") as heard, self._extend(take_50_ms):
             threads = [self.in_background(hold_100) for _ in range(5)]
             entered.wait(30)
-            time.sleep(3.2)
+            ends = {each: each.expires_at for each in everything}
+            # One after the other would take 25 s, and so far longer than a lease.
+            eventually(lambda: all(each.expires_at != end for each, end in ends.items()), what="each is renewed")
             over.set()
             for thread in threads:
                 self.assertEqual(len(thread.result(30)), 100)
