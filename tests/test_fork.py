@@ -12,13 +12,42 @@ import time
 import pytest
 from django.db import connections, transaction
 
-from angee_jobs.locks import LockLostError, lock, lock_backends, task_lock, task_lock_is_held
+from angee_jobs.locks import LockLostError, lock, lock_backends, process, task_lock, task_lock_is_held
 from angee_jobs.locks.renewal import renewer
 from tests.aio import is_free, make, new_key, nothing_left, renewed, run
 from tests.forks import Forked, leave_as_a_program_does
 from tests.servers import eventually
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+
+
+def test_a_fork_waits_for_an_import_to_end():
+    """Else the child would have the lock of a half-imported module, and nobody who ever releases it."""
+    begun, imported = threading.Event(), []
+
+    def load():
+        with process.importing:
+            begun.set()
+            time.sleep(0.3)
+            imported.append("all of it")
+
+    def child():
+        with process.importing:  # it is free there, too
+            return list(imported)
+
+    loader = threading.Thread(target=load)
+    loader.start()
+    assert begun.wait(10)
+    assert Forked(child).result() == ["all of it"]
+    loader.join(10)
+    with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
+        assert elsewhere.submit(process.importing.acquire, timeout=1).result(10)
+        elsewhere.submit(process.importing.release).result(10)
+
+
+def test_a_fork_inside_an_import_goes_on():
+    with process.importing:
+        assert Forked(lambda: process.importing.acquire(timeout=1)).result() is True
 
 
 def crosses(alias):

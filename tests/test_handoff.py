@@ -12,6 +12,7 @@ from angee_jobs.locks import (
     LockLostError,
     LockNotAcquiredError,
     attach_lock,
+    clock,
     force_release,
     lock_backends,
     lock_info,
@@ -352,6 +353,20 @@ def test_no_extension_beyond_hold_at_most(leases):
             assert held.extend(60)
             eventually(lambda: held.lost, 10)
             eventually(lambda: is_free(key, leases), 10)
+
+
+@pytest.mark.parametrize("look", [lambda held: held.lost, lambda held: held.held or held.lost, None])
+def test_whoever_looks_first_the_lock_is_freed(alias, look):
+    """Before the renewal thread does, or nobody until the block is left."""
+    key = new_key()
+    with pytest.raises(LockLostError):
+        with make(key, alias, ttl=60, hold_at_most=30) as held:
+            held._hold.latest_end = clock.now()
+            if look is not None:
+                assert look(held)
+                eventually(lambda: is_free(key, alias), 10)
+    eventually(lambda: is_free(key, alias), 10)
+    nothing_left(key, alias)
 
 
 def test_body_that_is_done_in_time(alias):

@@ -11,7 +11,7 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
-from angee_jobs.locks import clock
+from angee_jobs.locks import clock, force_release, lock
 from angee_jobs.locks.backends import pg, pg_pool
 from angee_jobs.locks.backends.pg import NoAnswer, Session, SessionLost, Statement
 from angee_jobs.locks.backends.pg_pool import Pool
@@ -335,6 +335,32 @@ def test_in_a_test_run_sessions_are_closed_at_once(postgres):
     in_threads(8, lambda number: pool.run(SLEEP, [0.05], within()))
     assert not any(slot.session for slot in pool.slots)
     eventually(lambda: {each.pid for each in postgres.sessions()} <= others, 10)
+
+
+@pytest.mark.parametrize("backend", ["postgres_advisory", "postgres_table"])
+def test_threads_that_ask_again_and_again_starve_no_other(postgres, in_production, backend):
+    """They were back at the session before anybody woke up, and the others heard of a server that does not answer."""
+    stop, rounds = threading.Event(), [0] * 3
+
+    def hammer(number):
+        while not stop.is_set():
+            force_release("hammered", backend=backend)
+            rounds[number] += 1
+
+    with ThreadPoolExecutor(3) as elsewhere:
+        hammers = [elsewhere.submit(hammer, number) for number in range(3)]
+        try:
+            delays = []
+            for _ in range(100):
+                started = clock.now()
+                with lock("mine", backend=backend):
+                    delays.append(clock.now() - started)
+            eventually(lambda: all(rounds), 10)
+        finally:
+            stop.set()
+        for each in hammers:
+            each.result(20)
+    assert max(delays) < 2.5
 
 
 def test_a_pool_that_is_used_up_answers_in_time(pool, postgres):

@@ -8,11 +8,19 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
 #: Goes up by one in every forked child.
 generation = 0
+
+#: Held while a module is imported that a thread may be the first to need: a fork waits for it. A child that is forked
+#: in the middle inherits the lock of the half-imported module without whoever releases it, and would wait for ever.
+importing = threading.RLock()
+#: A fork goes on after so many seconds all the same.
+IMPORT_SECONDS = 10.0
+_forking: dict[int, bool] = {}
 
 
 def in_test_run() -> bool:
@@ -42,4 +50,14 @@ def on_fork(
         os.register_at_fork(**{when: hook for when, hook in hooks.items() if hook is not None})
 
 
+def _wait_for_imports() -> None:
+    _forking[threading.get_ident()] = importing.acquire(timeout=IMPORT_SECONDS)
+
+
+def _let_import() -> None:
+    if _forking.pop(threading.get_ident(), False):
+        importing.release()
+
+
 on_fork(in_child=_count)
+on_fork(before=_wait_for_imports, in_parent=_let_import, in_child=_let_import)

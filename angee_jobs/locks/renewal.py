@@ -199,10 +199,7 @@ class Renewer:
         now = clock.now()
         due: dict[BaseLockBackend, list[Hold]] = {}
         for hold in list(self.holds):
-            if now >= hold.latest_end:
-                self.lose(hold, "it was held for longer than hold_at_most")
-                self.abandon(hold)
-            elif now >= hold.deadline:
+            if now >= hold.latest_end or now >= hold.deadline:
                 self.expire(hold)
             elif now >= hold.renew_at:
                 due.setdefault(hold.backend, [])
@@ -241,7 +238,11 @@ class Renewer:
                 self._busy.discard(backend)
                 self._notes.put(None)
 
-        threading.Thread(target=work, name="angee-locks-renewal-slow", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="angee-locks-renewal-slow", daemon=True).start()
+        except RuntimeError:  # the system's limit
+            self._busy.discard(backend)
+            self._work(backend, due, leftovers, patience=PROMPT_SECONDS)
 
     def _work(self, backend: BaseLockBackend, due: list[Hold], leftovers: list[_Abandoned], patience: float) -> None:
         started = clock.now()
@@ -323,8 +324,12 @@ class Renewer:
             self.tell_loss(hold, reason)
 
     def expire(self, hold: Hold) -> None:
-        """The local clock says that the lease of ``hold`` is over."""
-        self.lose(hold, "its lease ran out before it could be renewed")
+        """The local clock says that ``hold`` is over: its lease, or the longest time that it may last."""
+        if clock.now() < hold.latest_end:
+            self.lose(hold, "its lease ran out before it could be renewed")
+        elif hold.end(End.LOST):
+            self.abandon(hold)  # for the backend it goes on
+            self.tell_loss(hold, "it was held for longer than hold_at_most")
 
     def tell_loss(self, hold: Hold, reason: str) -> None:
         self.forget(hold)

@@ -7,19 +7,22 @@ from typing import Any
 from django.core.exceptions import ImproperlyConfigured
 from django.db import connections
 
+from .. import process
+
 #: What Django puts among the connection's parameters for psycopg itself, and psycopg does not pass on to libpq.
 _NOT_LIBPQ = ("autocommit", "context", "cursor_factory", "prepare_threshold", "row_factory")
 
 
 def require_psycopg(alias: str) -> None:
     """ImproperlyConfigured unless Django's PostgreSQL backend runs on psycopg 3."""
-    try:
-        import psycopg  # noqa: F401
-        from django.db.backends.postgresql.psycopg_any import is_psycopg3
-    except ImportError as error:
-        raise ImproperlyConfigured(
-            f"The locks on the database {alias!r} need psycopg 3: pip install 'angee-jobs[postgres]'"
-        ) from error
+    with process.importing:
+        try:
+            import psycopg  # noqa: F401
+            from django.db.backends.postgresql.psycopg_any import is_psycopg3
+        except ImportError as error:
+            raise ImproperlyConfigured(
+                f"The locks on the database {alias!r} need psycopg 3: pip install 'angee-jobs[postgres]'"
+            ) from error
     if not is_psycopg3:
         raise ImproperlyConfigured(
             f"The locks on the database {alias!r} need psycopg 3, and Django uses psycopg2: "

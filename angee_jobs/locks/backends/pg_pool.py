@@ -24,6 +24,10 @@ from .pg_connect import database_name
 IDLE_SECONDS = 30.0
 #: What a wake-up that went to the wrong thread costs at most, in seconds.
 _RESCAN_SECONDS = 0.05
+#: Whoever has waited so long for a session has been woken in vain, and others give way to it.
+STARVED_SECONDS = 0.05
+#: For so long they do, which is enough to be woken up.
+GIVE_WAY_SECONDS = 0.001
 
 
 class RowLocked(LockBackendError):
@@ -139,6 +143,8 @@ class Pool:
         self.generation = process.generation
         self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.waiters = 0
+        #: When somebody last was woken in vain for too long.
+        self.starved_at = 0.0
         self.slots = [Slot() for _ in range(self.size)]
 
     # Claims.
@@ -151,13 +157,22 @@ class Pool:
         """A slot for the caller alone; NoAnswer if none comes free in time."""
         if self.generation != process.generation:
             self._reset()
+        if self.starved_at and clock.now() - self.starved_at < STARVED_SECONDS:
+            # A thread that asks again as soon as it has its answer would be faster than any that is woken up.
+            time.sleep(GIVE_WAY_SECONDS)
+        started: float | None = None
         while True:
             claim = self._try_claim()
             if claim is not None:
                 return claim
-            seconds = deadline - clock.now()
+            now = clock.now()
+            seconds = deadline - now
             if seconds <= 0:
                 raise NoAnswer(sent=False)
+            if started is None:
+                started = now
+            elif now - started > STARVED_SECONDS:
+                self.starved_at = now
             self.waiters += 1
             try:
                 self.bell.get(timeout=min(seconds, _RESCAN_SECONDS))

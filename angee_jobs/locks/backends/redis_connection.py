@@ -327,7 +327,9 @@ class Connections:
 
         def connect() -> None:
             try:
-                wire = Wire(_connected(self._cache.pool(), deadline))
+                with process.importing:
+                    pool = self._cache.pool()
+                wire = Wire(_connected(pool, deadline))
             except Exception as error:
                 answers.put(error)
                 return

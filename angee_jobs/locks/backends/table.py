@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from django.core.exceptions import ImproperlyConfigured
 
+from .. import process
 from ..types import Seconds, lease_seconds
 from .base import BaseLockBackend
 
@@ -29,8 +30,10 @@ class TableLockBackend(BaseLockBackend):
     """
 
     def __new__(cls, *, alias: str = "default", ttl: Seconds = 30) -> TableLockBackend:
-        chosen = _class_for(alias) if cls is TableLockBackend else cls
-        return super().__new__(chosen)
+        if cls is not TableLockBackend:
+            return super().__new__(cls)
+        with process.importing:
+            return super().__new__(_class_for(alias))
 
     def __init__(self, *, alias: str = "default", ttl: Seconds = 30) -> None:
         self.db_alias = alias
