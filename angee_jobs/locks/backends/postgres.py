@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 CHORE_SECONDS = 0.3
 #: How often it is looked whether a process gives up a hold that it was asked for, in seconds.
 ASKED_SECONDS = 0.05
+#: How long a lock of this process may be on its way to or from its holder, in seconds, before it counts as stuck.
+OWN_SECONDS = 0.5
 
 
 class PostgresAdvisoryLockBackend(BaseLockBackend):
@@ -152,18 +154,24 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         LockBackendError if it does not in time: :meth:`end_session` is what is left then.
         """
         key = advisory_key(name)
-        entry = self._session.entries.get(key)
-        if entry is not None and entry.granted:
-            if fencing_token not in (None, entry.token):
+        look_again = clock.now() + OWN_SECONDS
+        while True:
+            entry = self._session.entries.get(key)
+            if entry is not None and entry.granted:
+                if fencing_token not in (None, entry.token):
+                    return None
+                return entry.record() if self._session.free(entry, deadline) else None
+            found = self._find(name, deadline)
+            if found is None:
                 return None
-            return entry.record() if self._session.free(entry, deadline) else None
-        found = self._find(name, deadline)
-        if found is None:
-            return None
-        server_pid, record = found
-        token = record.fencing_token
-        if token is None:  # not published yet; its process knows it
-            token = fencing_token
+            server_pid, record = found
+            own = self._session.pool.slots[0].session
+            if own is None or own.server_pid != server_pid or clock.now() >= look_again:
+                break
+            time.sleep(0.001)  # another thread is just getting it, or giving it up: soon the table knows
+        token, published = record.fencing_token, record.fencing_token is not None
+        if not published:  # its process knows it
+            token = record.fencing_token = fencing_token
         elif fencing_token not in (None, token):
             return None
         self._session.rows(
@@ -172,7 +180,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         while (again := self._find(name, deadline)) is not None and again[0] == server_pid:
             if token is not None and again[1].fencing_token not in (None, token):
                 # The next hold of the same process; or the one that was not published, and had another token.
-                return None if record.fencing_token is None else record
+                return record if published else None
             if clock.now() + 2 * ASKED_SECONDS >= deadline:
                 raise LockBackendError(
                     f"The process that holds {name} did not give it up when it was asked. Its session (server process "

@@ -26,7 +26,7 @@ class OrdersTest(TestCase):
 
     def test_a_refusal(self):
         with lock("orders"):
-            with task_lock("orders", timeout=0.1) as acquired:
+            with task_lock("orders", timeout=1.5) as acquired:
                 self.assertIs(acquired, False)
 
     def test_a_rollback(self):
