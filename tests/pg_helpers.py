@@ -7,9 +7,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.db import connections
 
-from angee_jobs.locks import clock
+from angee_jobs.locks import clock, lock_backends
 from angee_jobs.locks.backends import pg_pool
 from angee_jobs.locks.errors import LockBackendError
 
@@ -22,9 +23,13 @@ def within(seconds: float = SECONDS) -> float:
 
 
 @pytest.fixture
-def in_production(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sessions stay open between requests, as they do outside of a test run."""
+def in_production(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Sessions stay open between requests, as they do outside of a test run, and until the test ends."""
     monkeypatch.setattr(pg_pool, "in_test_run", lambda: False)
+    yield
+    for alias in settings.ANGEE_JOBS_LOCKS:
+        if alias.startswith("postgres"):
+            lock_backends.verbs(alias).close()
 
 
 @contextlib.contextmanager
