@@ -40,6 +40,7 @@ def nothing_left(postgres, sessions=0):
 
 
 def test_s30_a_process_that_did_everything_leaves_nothing(postgres):
+    postgres.query("TRUNCATE angee_jobs_tasklock")  # rows of earlier tests
     eventually(lambda: of_the_locks(postgres) == [], 10, what="earlier tests have left nothing")
     key, other = (LockKey("leftovers", (name, str(time.monotonic_ns()))) for name in ("a", "b"))
     options = {"backend": ALIAS}
@@ -66,6 +67,7 @@ def test_s30_a_process_that_did_everything_leaves_nothing(postgres):
 
 
 def test_s30_a_process_that_was_killed_leaves_nothing(postgres):
+    postgres.query("TRUNCATE angee_jobs_tasklock")  # rows of earlier tests
     key = LockKey("leftovers", ("killed", str(time.monotonic_ns())))
     peer, waiting = Peer(), Peer()
     try:
