@@ -11,6 +11,7 @@ from typing import Any
 
 from angee_jobs.locks import Lock, clock, lock, lock_backends
 from angee_jobs.locks.renewal import renewer
+from angee_jobs.locks.testing import ContractCase
 from angee_jobs.locks.waiting import room_of
 from tests.servers import eventually
 
@@ -55,11 +56,10 @@ def is_free(key: str, alias: str) -> bool:
 
 def renewed(held: Lock) -> None:
     """Wait until the lease is renewed once more; a session lock has none, so it is kept for as long."""
-    before = held.expires_at
-    if before is None:
+    if held.expires_at is None:
         time.sleep(1)
     else:
-        eventually(lambda: held.expires_at != before, 10, "the lease is renewed")
+        ContractCase.is_renewed(held)
 
 
 def nothing_left(key: str, alias: str, within: float = 10.0) -> None:

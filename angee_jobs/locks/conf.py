@@ -144,7 +144,7 @@ class LockBackendHandler:
             return self._instances[alias]  # type: ignore[no-any-return]
         except (KeyError, TypeError):
             pass
-        with self._mutex:
+        with self._mutex, process.importing:
             if isinstance(alias, str) and alias in self._instances:
                 return self._instances[alias]  # type: ignore[no-any-return]
             configured = configuration()

@@ -117,12 +117,10 @@ class Renewer:
 
     def take_back(self, hold: Hold, error: BaseException) -> None:
         """A try for ``hold`` was struck by ``error``: give up soon what may have come of it, if anything can have."""
-        unsent = isinstance(error, ImproperlyConfigured) or (
-            isinstance(error, LockBackendError) and not error.uncertain
-        )
-        if not unsent:
-            self.ensure_running()
-            self.abandon(hold)
+        if isinstance(error, ImproperlyConfigured) or (isinstance(error, LockBackendError) and not error.uncertain):
+            return  # nothing was sent
+        self.ensure_running()
+        self.abandon(hold)
 
     def post(self, note: Callable[[], object]) -> None:
         """Call ``note`` on the thread soon."""

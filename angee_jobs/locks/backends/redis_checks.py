@@ -9,7 +9,7 @@ from django.core.checks import CheckMessage, Error, Warning
 
 from .. import clock
 from ..errors import LockBackendError
-from .redis_connection import ErrorReply, driver_error, pack
+from .redis_connection import ErrorReply, pack
 
 if TYPE_CHECKING:
     from .redis import RedisLockBackend
@@ -60,7 +60,7 @@ def _check_scripts(backend: RedisLockBackend, where: str, deadline: float) -> li
         finally:
             backend.release(name, owner, deadline)
     except LockBackendError as error:
-        if isinstance(error.__cause__, type(driver_error(ErrorReply("")))):
+        if _refused(error):
             return [
                 Error(
                     f"{where}: {error}",

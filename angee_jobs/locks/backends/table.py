@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from django.core.exceptions import ImproperlyConfigured
 
-from .. import process
 from ..types import Seconds, lease_seconds
 from .base import BaseLockBackend
 
@@ -30,10 +29,8 @@ class TableLockBackend(BaseLockBackend):
     """
 
     def __new__(cls, *, alias: str = "default", ttl: Seconds = 30) -> TableLockBackend:
-        if cls is not TableLockBackend:
-            return super().__new__(cls)
-        with process.importing:
-            return super().__new__(_class_for(alias))
+        chosen = _class_for(alias) if cls is TableLockBackend else cls
+        return super().__new__(chosen)
 
     def __init__(self, *, alias: str = "default", ttl: Seconds = 30) -> None:
         self.db_alias = alias

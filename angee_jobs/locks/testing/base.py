@@ -145,7 +145,8 @@ class ContractCase(_Base):
     def becomes_free(self, key: LockKey | None = None, within: float = 10.0) -> None:
         eventually(lambda: self.is_free(key), within, "the lock comes free")
 
-    def is_renewed(self, held: Lock) -> None:
+    @staticmethod
+    def is_renewed(held: Lock) -> None:
         """Wait until the lease of ``held`` is renewed once more."""
         before = held.expires_at
         eventually(lambda: held.expires_at != before, what="the lease is renewed")

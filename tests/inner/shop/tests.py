@@ -6,6 +6,7 @@ from django.db import connection, transaction
 from django.test import SimpleTestCase, TestCase, TransactionTestCase
 
 from angee_jobs.locks import lock, lock_backends, locked, task_lock, task_lock_is_held
+from angee_jobs.locks.testing import ContractCase
 from shop.models import Order
 
 
@@ -60,10 +61,8 @@ class TransactionsTest(TransactionTestCase):
         with transaction.atomic():
             with lock("orders", ttl=2.25) as held:
                 Order.objects.create(number=1)
-            before, started = held.expires_at, time.monotonic()
-            while before is not None and held.expires_at == before:  # a lease is renewed
-                self.assertLess(time.monotonic() - started, 10)
-                time.sleep(0.01)
+            if held.expires_at is not None:
+                ContractCase.is_renewed(held)
             self.assertTrue(self.elsewhere_is_refused())
         self.assertFalse(self.elsewhere_is_refused())
 
