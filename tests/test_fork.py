@@ -3,6 +3,7 @@
 import asyncio
 import concurrent.futures
 import gc
+import importlib
 import multiprocessing
 import os
 import signal
@@ -11,8 +12,9 @@ import time
 
 import pytest
 from django.db import connections, transaction
+from django.test import override_settings
 
-from angee_jobs.locks import LockLostError, lock, lock_backends, process, task_lock, task_lock_is_held
+from angee_jobs.locks import LocalLockBackend, LockLostError, lock, lock_backends, process, task_lock, task_lock_is_held
 from angee_jobs.locks.renewal import renewer
 from tests.aio import is_free, make, new_key, nothing_left, renewed, run
 from tests.forks import Forked, leave_as_a_program_does
@@ -31,18 +33,41 @@ def test_a_fork_waits_for_an_import_to_end():
             time.sleep(0.3)
             imported.append("all of it")
 
-    def child():
-        with process.importing:  # it is free there, too
-            return list(imported)
+    def free():
+        """For another thread; the one that forked would get it again in any case."""
+        with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
+            try:
+                return elsewhere.submit(process.importing.acquire, timeout=1).result(10)
+            finally:
+                elsewhere.submit(process.importing.release).result(10)
 
     loader = threading.Thread(target=load)
     loader.start()
     assert begun.wait(10)
-    assert Forked(child).result() == ["all of it"]
+    assert Forked(lambda: (list(imported), free())).result() == (["all of it"], True)
     loader.join(10)
-    with concurrent.futures.ThreadPoolExecutor(1) as elsewhere:
-        assert elsewhere.submit(process.importing.acquire, timeout=1).result(10)
-        elsewhere.submit(process.importing.release).result(10)
+    assert free()
+
+
+class SlowToMake(LocalLockBackend):
+    begun, made = threading.Event(), []
+
+    def __init__(self):
+        self.begun.set()
+        time.sleep(0.3)
+        super().__init__()
+        self.made.append("made")
+
+
+@override_settings(ANGEE_JOBS_LOCKS={"default": {"BACKEND": "tests.test_fork.SlowToMake"}})
+def test_a_fork_waits_for_a_backend_to_be_made():
+    """To make one may import its class, and what that needs."""
+    maker = threading.Thread(target=lock_backends.__getitem__, args=["default"])
+    maker.start()
+    backend = importlib.import_module("tests.test_fork").SlowToMake
+    assert backend.begun.wait(10)
+    assert Forked(lambda: list(backend.made)).result() == ["made"]
+    maker.join(10)
 
 
 def test_a_fork_inside_an_import_goes_on():

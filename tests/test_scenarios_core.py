@@ -11,6 +11,7 @@ from angee_jobs.locks import LocalLockBackend, LockBackendError, LockLostError, 
 from angee_jobs.locks.clock import now
 from angee_jobs.locks.lock import Lock
 from angee_jobs.locks.renewal import renewer
+from angee_jobs.locks.testing import ContractCase
 from tests.servers import eventually
 
 
@@ -56,6 +57,25 @@ def test_s06_a_backend_that_was_slow_once_has_no_thread_of_its_own_for_ever(key)
         names = [thread.name for thread in threading.enumerate()]
         assert names.count("angee-locks-renewal") == 1
         eventually(lambda: not any(thread.name == "angee-locks-renewal-slow" for thread in threading.enumerate()))
+
+
+def test_without_a_thread_of_its_own_a_slow_backend_is_renewed_all_the_same(key, monkeypatch):
+    """The system may grant no more threads."""
+    start, refused = threading.Thread.start, []
+
+    def refuse(thread):
+        if thread.name == "angee-locks-renewal-slow":
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    backend = LocalLockBackend()
+    renewer._slow.add(backend)
+    with Lock(key, ttl=2.4, backend=backend) as held:
+        ContractCase.is_renewed(held)
+    assert refused
+    assert backend not in renewer._busy
 
 
 class Recovering(LocalLockBackend):
