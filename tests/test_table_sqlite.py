@@ -1,0 +1,100 @@
+"""The lock file on SQLite: what may stand in its place, and what may become of its disk."""
+
+import os
+import sqlite3
+import sys
+
+import pytest
+from django.db import connections
+
+from angee_jobs.locks import LockBackendError, TableLockBackend, clock
+
+NAME = "angee:name:billing"
+
+
+@pytest.fixture
+def make(tmp_path):
+    """A backend beside a database file of that name, which is in a folder of the test's own if it names none."""
+    made = []
+
+    def backend(name="project.sqlite3"):
+        alias = f"file-{len(made)}"
+        connections.settings[alias] = connections.settings["default"] | {"NAME": str(tmp_path / name)}
+        made.append((alias, TableLockBackend(alias=alias)))
+        return made[-1][1]
+
+    yield backend
+    for alias, each in made:
+        each.close()
+        del connections.settings[alias]
+
+
+def within(seconds=5.0):
+    return clock.now() + seconds
+
+
+def acquire(backend, name=NAME, note="{}"):
+    return backend.acquire(name, "owner", 30.0, note, within())
+
+
+def refused(backend, **options):
+    """The error, which names the file; nothing is taken."""
+    with pytest.raises(LockBackendError) as caught:
+        acquire(backend, **options)
+    assert backend.path() in str(caught.value)
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "content", [b"\0" * 8192, b"not a database, but somebody's notes\n" * 400], ids=["zeros", "text"]
+)
+def test_a_damaged_file_is_named_and_left_as_it_is(make, content):
+    backend = make()
+    with open(backend.path(), "wb") as file:
+        file.write(content)
+    refused(backend)
+    with open(backend.path(), "rb") as file:
+        assert file.read() == content
+    os.unlink(backend.path())
+    assert acquire(backend), "it is made anew"
+
+
+def test_a_file_that_is_damaged_while_it_is_used_is_named(make):
+    backend = make()
+    for number in range(200):
+        assert acquire(backend, f"angee:name:{number}")
+    backend.close()
+    with open(backend.path(), "r+b") as file:
+        file.seek(2048)
+        file.write(b"\xff" * 60_000)
+    refused(backend)
+
+
+def test_a_database_of_somebody_else_is_named_and_left_as_it_is(make):
+    backend = make()
+    stranger = sqlite3.connect(backend.path())
+    stranger.execute("CREATE TABLE lock (name TEXT)")
+    stranger.commit()
+    assert "move it away" in str(refused(backend))
+    assert stranger.execute("SELECT name FROM sqlite_schema").fetchall() == [("lock",)]
+    stranger.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a folder where not even root can write")
+def test_a_folder_that_cannot_be_written_to_is_named(make):
+    assert isinstance(refused(make("/proc/self/project.sqlite3")).__cause__, sqlite3.OperationalError)
+
+
+def test_a_full_disk_is_named_and_ends(make):
+    """SQLite's own limit stands for that of the disk: the error is the same."""
+    backend = make()
+    assert acquire(backend, "angee:name:before")
+    connection = backend._connection
+    [pages] = connection.execute("PRAGMA page_count").fetchone()
+    connection.execute(f"PRAGMA max_page_count = {pages}")
+    error = refused(backend, note="x" * 100_000)
+    assert error.__cause__.sqlite_errorcode == sqlite3.SQLITE_FULL
+    assert backend.inspect(NAME, within()) is None
+    assert backend.inspect("angee:name:before", within()) is not None
+    assert backend.release("angee:name:before", "owner", within())
+    assert acquire(backend, note="x" * 100_000), "there is room again"
