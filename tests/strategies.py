@@ -64,14 +64,17 @@ class SqliteTable(Strategy):
         """A file that SQLite refuses to open, in the place of the lock file."""
         backend: Any = lock_backends[self.alias]
         path = self.path()
-        backend.close()
-        os.rename(path, path + ".away")
-        os.mkdir(path)
+        # Nobody opens anything between the two halves of a change: the renewal thread would make a new file.
+        with backend._mutex:
+            backend.close()
+            os.rename(path, path + ".away")
+            os.mkdir(path)
         try:
             yield
         finally:
-            os.rmdir(path)
-            os.rename(path + ".away", path)
+            with backend._mutex:
+                os.rmdir(path)
+                os.rename(path + ".away", path)
 
     def leftovers(self) -> list[str]:
         with self.connect() as connection:

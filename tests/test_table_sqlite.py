@@ -52,7 +52,7 @@ def test_a_damaged_file_is_named_and_left_as_it_is(make, content):
     backend = make()
     with open(backend.path(), "wb") as file:
         file.write(content)
-    refused(backend)
+    assert "delete it together with its -wal and -shm" in str(refused(backend))
     with open(backend.path(), "rb") as file:
         assert file.read() == content
     os.unlink(backend.path())
@@ -68,6 +68,41 @@ def test_a_file_that_is_damaged_while_it_is_used_is_named(make):
         file.seek(2048)
         file.write(b"\xff" * 60_000)
     refused(backend)
+
+
+def remove(backend, *companions):
+    for suffix in ("", *companions):
+        os.unlink(backend.path() + suffix)
+
+
+def test_a_file_that_is_removed_while_it_is_used_is_made_anew_for_everybody(make):
+    backend, other = make(), make()
+    assert acquire(backend) and not acquire(other)
+    remove(backend, "-wal", "-shm")
+    assert acquire(other), "whoever removes the file frees all locks"
+    assert not acquire(backend), "both see the new file"
+
+
+def test_a_file_that_comes_back_while_another_is_made_is_the_one_in_use(make, monkeypatch):
+    """The lock file was away for a moment. Who took the new one for it would have holders whom nobody else sees."""
+    backend, other = make(), make()
+    assert acquire(other)
+    other.close()  # what was in its log is in the file
+    path = backend.path()
+    os.rename(path, path + ".away")
+    real = backend._prepare
+
+    def prepare(*args):
+        real(*args)
+        if os.path.exists(path + ".away"):
+            os.unlink(path + "-wal")
+            os.unlink(path + "-shm")
+            os.rename(path + ".away", path)
+
+    monkeypatch.setattr(backend, "_prepare", prepare)
+    assert not acquire(backend)
+    assert backend.force_release(NAME, within())
+    assert acquire(other)
 
 
 def test_a_database_of_somebody_else_is_named_and_left_as_it_is(make):

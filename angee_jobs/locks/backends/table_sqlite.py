@@ -42,6 +42,11 @@ BUSY_MS = 50
 PAGE_BYTES = 2048
 #: What SQLite says, having done nothing, when somebody put another file in the place of the one that is open.
 REPLACED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_READONLY_DBMOVED)
+#: A file that is not the one that was there a moment ago is opened anew this many times. A new one needs two.
+OPEN_TRIES = 5
+#: What SQLite says of a damaged file, and of one whose log (-wal) or index (-shm) is that of another one.
+DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
+REMEDY = "; if that lasts, end all processes that use it, and delete it together with its -wal and -shm"
 #: Free rows that have not been used for this many seconds are removed, once in so many releases.
 IDLE_SECONDS = 60.0
 TIDY_EVERY = 1000
@@ -119,18 +124,27 @@ class SqliteTableLockBackend(TableLockBackend):
         path = self.path()
         if sqlite3.sqlite_version_info < (3, 35):
             raise LockBackendError(f"The lock table needs SQLite 3.35, and this is {sqlite3.sqlite_version}")
-        connection: sqlite3.Connection | None = None
+        for _ in range(OPEN_TRIES):
+            found = _identity(path)
+            connection = self._open(path, database)
+            # Another one may have come in its place meanwhile. Whoever took that for the open one would have holders of
+            # his own, whom nobody else sees, until his process ends. A new file is looked at again for the same reason.
+            if not path or _identity(path) == found:
+                self._file = (path, found) if path else None
+                self._connection, self._opened_for = connection, database
+                return connection
+            connection.close()
+        raise LockBackendError(f"The lock file {path} is being replaced again and again")
+
+    def _open(self, path: str, database: str) -> sqlite3.Connection:
+        connection = sqlite3.connect(
+            path or ":memory:", timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False
+        )
         try:
-            connection = sqlite3.connect(
-                path or ":memory:", timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False
-            )
             self._prepare(connection, path, database)
         except BaseException:
-            if connection is not None:
-                connection.close()
+            connection.close()
             raise
-        self._connection, self._opened_for = connection, database
-        self._file = (path, _identity(path)) if path else None
         return connection
 
     def _in_place(self) -> bool:
@@ -181,8 +195,9 @@ class SqliteTableLockBackend(TableLockBackend):
                             reopened = True
                             continue
                     if not busy or clock.now() >= deadline:
+                        remedy = REMEDY if code & 0xFF in DAMAGED else ""
                         raise LockBackendError(
-                            f"The lock file {self.path() or 'in memory'} cannot be used: {error}"
+                            f"The lock file {self.path() or 'in memory'} cannot be used: {error}{remedy}"
                         ) from error
 
     def _rows(self, deadline: float, statement: sql.Statement, *parameters: Any) -> list[Any]:
