@@ -29,8 +29,8 @@ from tests.servers import (
     require,
 )
 
-# What is started in the background of a shell ignores these, and so would all that the tests start and signal.
-for signum in (signal.SIGINT, signal.SIGQUIT):
+# What nohup or a shell's background starts ignores some of these, and so would all that the tests start and signal.
+for signum in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
     if signal.getsignal(signum) is signal.SIG_IGN:
         signal.signal(signum, signal.default_int_handler if signum == signal.SIGINT else signal.SIG_DFL)
 

@@ -235,6 +235,23 @@ def test_signals_are_forwarded(name: str) -> None:
 
 
 @pytest.mark.once
+def test_what_nohup_has_ignored_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # a child has that from its parent
+    try:
+        command = Running("run_locked", "job", "--", *patient("SIGHUP,SIGUSR1"))
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    with command:
+        command.says("ready")
+        command.process.send_signal(signal.SIGHUP)
+        command.process.send_signal(signal.SIGUSR1)
+        command.says("got SIGUSR1")
+        assert "got SIGHUP" not in command.lines
+        command.process.send_signal(signal.SIGTERM)
+        assert command.wait() == 128 + signal.SIGTERM
+
+
+@pytest.mark.once
 def test_the_program_ends_as_it_likes_on_sigterm() -> None:
     with Running("run_locked", "job", "--", "sh", "-c", POLITE) as command:
         command.says("ready")
