@@ -83,6 +83,7 @@ class TestAdvisoryThroughSessionPooling(AdvisoryContract, unittest.TestCase):
         with configured("pooled"):
             yield
         connections["pooled"].close()
+        del connections["pooled"]
         del connections.settings["pooled"]
 
 

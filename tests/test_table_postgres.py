@@ -68,6 +68,60 @@ def test_a_refused_try_writes_nothing(backend, postgres):
     assert rows(postgres, "xmin, xmax, ctid") == before
 
 
+def test_of_many_who_were_waiting_one_goes_on_to_write(backend, postgres):
+    """Those who come later neither wait for its row nor write anything."""
+
+    def acquire_next():
+        owner = next(_owners)
+        return owner, backend.acquire_next(NAME, owner, 30.0, "{}", within())
+
+    owner, grant = acquire_next()
+    assert grant, "there is no row yet"
+    before = rows(postgres, "xmin, xmax, ctid")
+    assert acquire_next()[1] is None, "it is held"
+    assert rows(postgres, "xmin, xmax, ctid") == before
+    assert backend.release(NAME, owner, within())
+
+    with postgres.connect() as winner, winner.transaction():
+        winner.execute("SELECT FROM angee_jobs_tasklock FOR UPDATE")
+        before = rows(postgres, "xmin, xmax, ctid")
+        started = time.monotonic()
+        assert [acquire_next()[1] for _ in range(5)] == [None] * 5
+        assert time.monotonic() - started < 5 * table_postgres.ROW_SECONDS
+        assert rows(postgres, "xmin, xmax, ctid") == before
+
+    owner, grant = acquire_next()
+    assert grant, "it is free"
+    again = backend.acquire_next(NAME, owner, 30.0, "{}", within())
+    assert again.fencing_token > grant.fencing_token, "the same owner may ask twice"
+    postgres.query("UPDATE angee_jobs_tasklock SET expires_at = now()")
+    assert acquire_next()[1].fencing_token > again.fencing_token, "it is over"
+
+
+def test_whoever_looks_again_does_not_write_each_time(direct, postgres):
+    acquire(direct)
+    assert 29 < direct.remaining(NAME, within()) <= 30
+    before = rows(postgres, "xmin, xmax, ctid")
+    for _ in range(5):
+        assert 25 < direct.remaining(NAME, within()) <= 30
+    assert rows(postgres, "xmin, xmax, ctid") == before
+    postgres.query("UPDATE angee_jobs_tasklock SET waited_until = now() + interval '1 second'")
+    direct.remaining(NAME, within())
+    [(left,)] = rows(postgres, "extract(epoch FROM waited_until - now())")
+    assert left > table_postgres_sql.WAITED_ANEW, "word is left anew, in time"
+
+
+def test_those_who_still_wait_are_told_of_the_next_release_too(direct):
+    owner, _ = acquire(direct)
+    direct.remaining(NAME, within())
+    assert direct.wait_for_change(1) is None  # now it listens
+    for _ in range(3):
+        assert direct.release(NAME, owner, within())
+        assert list(direct.wait_for_change(5)) == [NAME]
+        owner, grant = acquire(direct)  # somebody was quicker, and who waits has not looked again
+        assert grant
+
+
 def test_updates_stay_on_their_page(direct, postgres):
     postgres.query("SELECT pg_stat_reset_single_table_counters('angee_jobs_tasklock'::regclass)")
     for _ in range(500):

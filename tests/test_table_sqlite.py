@@ -1,5 +1,6 @@
 """The lock file on SQLite: what may stand in its place, and what may become of its disk."""
 
+import contextlib
 import os
 import sqlite3
 import sys
@@ -26,6 +27,8 @@ def make(tmp_path):
     yield backend
     for alias, each in made:
         each.close()
+        with contextlib.suppress(AttributeError):  # nobody has asked for it
+            del connections[alias]
         del connections.settings[alias]
 
 

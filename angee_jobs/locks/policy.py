@@ -77,6 +77,10 @@ def acquire_steps(
         hold.started = clock.now()
         return backend.acquire(name, hold.owner, hold.ttl, holder, deadline)
 
+    def attempt_next(deadline: float) -> Grant | None:
+        hold.started = clock.now()
+        return backend.acquire_next(name, hold.owner, hold.ttl, holder, deadline)
+
     try:
         limit = began + VERB_SECONDS if not wait else began + min(wait, VERB_SECONDS)
         grant: Grant | None = None
@@ -92,7 +96,7 @@ def acquire_steps(
                 yield Call(settle)  # the holder's transaction may be over without anybody having noticed
                 grant = yield Call(attempt, limit, hold=hold)
         if grant is None and wait:
-            grant = yield from wait_in_line(room, hold, began + wait, make_bell(), attempt)
+            grant = yield from wait_in_line(room, hold, began + wait, make_bell(), attempt_next)
         if grant is None:
             yield from _refused_steps(backend, key, name, clock.now() - began, raises, 0.2 if waits else 1.0)
             return None

@@ -31,6 +31,9 @@ logger = logging.getLogger("angee_jobs.locks")
 
 #: What a lost wake-up costs at most, in seconds.
 FALLBACK_SECONDS = 1.0
+#: Whoever is refused although the lock had looked free looks again after this time, in seconds: who was quicker, and
+#: for how long it is held, is not known yet.
+AGAIN_SECONDS = 0.1
 #: How long the watcher stays when nobody waits any more, in seconds.
 LINGER_SECONDS = 5.0
 #: A call that was given less time than this and did not make it says nothing about the health of the backend.
@@ -194,7 +197,7 @@ def wait_in_line(
                     return None
                 raise
             line.calling_since = None
-            pause = min(deadline - clock.now(), FALLBACK_SECONDS)
+            pause = min(deadline - clock.now(), AGAIN_SECONDS if remaining is None else FALLBACK_SECONDS)
             if pause <= 0:
                 return None
             if remaining is not None:

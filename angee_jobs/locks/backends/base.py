@@ -105,6 +105,13 @@ class BaseLockBackend:
         """Take ``name`` for ``owner`` if nobody holds it, now and without waiting; None if refused."""
         raise NotImplementedError
 
+    def acquire_next(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        """The same for the process's one waiter of ``name``, who asks again soon if it is refused.
+
+        Optional. So it may be refused while somebody else's request is under way, whatever becomes of that.
+        """
+        return self.acquire(name, owner, ttl, holder, deadline)
+
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
         """Extend the leases that are still held by their owner; the owner ids of those that were.
 

@@ -88,11 +88,19 @@ class PostgresTableLockBackend(TableLockBackend):
     # The verbs.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        return self._acquire(sql.ACQUIRE, name, owner, ttl, holder, deadline)
+
+    def acquire_next(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        return self._acquire(sql.ACQUIRE_NEXT, name, owner, ttl, holder, deadline)
+
+    def _acquire(
+        self, statement: Statement, name: str, owner: str, ttl: float, holder: str, deadline: float
+    ) -> Grant | None:
         started = clock.now()
         digest, hashed = name_digest(name), owner_digest(owner)
         try:
             rows = self._rows(
-                sql.ACQUIRE, digest, name, hashed, holder, ttl, _patience(deadline), deadline=deadline, owner=hashed
+                statement, digest, name, hashed, holder, ttl, _patience(deadline), deadline=deadline, owner=hashed
             )
         except RowLocked:
             if self.inspect(name, deadline) is not None:
@@ -221,14 +229,17 @@ class PostgresTableLockBackend(TableLockBackend):
     def remaining(self, name: str, deadline: float) -> float | None:
         digest = name_digest(name)
         self._waited[digest] = (name, clock.now())
-        if self.push:
+        rows = self._rows(sql.LEFT, digest, deadline=deadline)
+        if not rows:
+            return None
+        left, waited = number(rows[0][0]), number(rows[0][1])
+        if self.push and (waited is None or waited < sql.WAITED_ANEW):
             try:
                 rows = self._rows(sql.MARK, digest, _patience(deadline), deadline=deadline)
             except RowLocked:  # the wait goes on without the mark, at the fallback interval
-                rows = self._rows(sql.LEFT, digest, deadline=deadline)
-        else:
-            rows = self._rows(sql.LEFT, digest, deadline=deadline)
-        return number(rows[0][0]) if rows else None
+                return left
+            return number(rows[0][0]) if rows else None
+        return left
 
     def wait_for_change(self, seconds: float) -> Collection[str] | None:
         if self.push:

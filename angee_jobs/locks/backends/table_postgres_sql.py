@@ -11,8 +11,9 @@ from .pg import Statement
 IDLE_SECONDS = 60
 #: How many rows are looked at by the way, to be removed if they are free and idle.
 TIDY_ROWS = 8000
-#: How long a release tells the waiters after they have asked for it last.
-WAITED_SECONDS = 3
+#: How long a release tells the waiters after they have asked for it, and when they ask anew, in seconds: one of those
+#: who look once a second at the latest does so in time.
+WAITED_SECONDS, WAITED_ANEW = 3, 1.5
 #: On which releases are told.
 CHANNEL = "angee_jobs_table"
 
@@ -28,20 +29,34 @@ RECORD = """
 """
 TELL = f"CASE WHEN waited_until > clock_timestamp() THEN pg_notify('{CHANNEL}', digest) END"
 
-ACQUIRE = Statement(f"""
+_ACQUIRE = f"""
     INSERT INTO {TABLE} AS lock
         (digest, name, owner, holder, acquired_at, expires_at, fencing_token)
     SELECT $1::varchar, $2::text, $3::varchar, $4::text, clock_timestamp(),
         clock_timestamp() + $5::float8 * interval '1 second', nextval('angee_jobs_fencing_token')
-    WHERE NOT EXISTS (SELECT FROM {TABLE} WHERE digest = $1::varchar AND owner <> $3::varchar AND {LIVE})
+    WHERE NOT EXISTS (SELECT FROM {TABLE} WHERE digest = $1::varchar AND owner <> $3::varchar AND {LIVE}) {{turn}}
         AND set_config('lock_timeout', $6::text, true) || {DURABLE} <> ''
     ON CONFLICT (digest) DO UPDATE SET
         owner = excluded.owner, holder = excluded.holder, acquired_at = clock_timestamp(),
-        expires_at = clock_timestamp() + $5::float8 * interval '1 second', waited_until = NULL,
+        expires_at = clock_timestamp() + $5::float8 * interval '1 second',
         fencing_token = greatest(nextval('angee_jobs_fencing_token'), lock.fencing_token + 1)
     WHERE lock.owner = '' OR lock.expires_at <= clock_timestamp() OR lock.owner = excluded.owner
     RETURNING fencing_token, extract(epoch FROM acquired_at), extract(epoch FROM expires_at)
-""")
+"""
+ACQUIRE = Statement(_ACQUIRE.format(turn=""))
+# Of many that are woken by one release, all but one are turned away before they write anything. Whoever waits in the
+# server for the row of the winner writes and syncs too, only to be refused.
+ACQUIRE_NEXT = Statement(
+    f"""
+    WITH free AS MATERIALIZED (
+        SELECT digest FROM {TABLE} WHERE digest = $1::varchar AND (owner = $3::varchar OR NOT ({LIVE}))
+        FOR UPDATE SKIP LOCKED
+    )
+    """
+    + _ACQUIRE.format(
+        turn=f"AND (EXISTS (SELECT FROM free) OR NOT EXISTS (SELECT FROM {TABLE} WHERE digest = $1::varchar))"
+    )
+)
 EXTEND = Statement(f"""
     UPDATE {TABLE} AS lock
     SET expires_at = greatest(lock.expires_at, clock_timestamp() + batch.ttl * interval '1 second')
@@ -116,7 +131,10 @@ FORCE = Statement(f"""
     )
     SELECT held.*, ended.told FROM held, ended
 """)
-LEFT = Statement(f"SELECT extract(epoch FROM expires_at - clock_timestamp()) FROM {TABLE} WHERE digest = $1 AND {LIVE}")
+LEFT = Statement(f"""
+    SELECT extract(epoch FROM expires_at - clock_timestamp()), extract(epoch FROM waited_until - clock_timestamp())
+    FROM {TABLE} WHERE digest = $1 AND {LIVE}
+""")
 MARK = Statement(f"""
     UPDATE {TABLE} SET waited_until = clock_timestamp() + interval '{WAITED_SECONDS} seconds'
     WHERE digest = $1 AND {LIVE} AND {QUICKLY.format("$2::text")}

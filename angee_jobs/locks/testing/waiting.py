@@ -12,6 +12,7 @@ from datetime import timedelta
 from typing import Any
 from unittest import mock
 
+from .. import waiting
 from ..backends.base import VERB_SECONDS
 from ..clock import now
 from ..errors import LockBackendError, LockNotAcquiredError
@@ -136,7 +137,9 @@ class Waiting(ContractCase):
     def test_one_waiter_asks_for_all(self) -> None:
         self.needs("verbs")
         calls: list[int | None] = []
-        real_acquire, real_remaining = self.backend.acquire, self.backend.remaining
+        real_acquire, real_next, real_remaining = (
+            self.backend.acquire, self.backend.acquire_next, self.backend.remaining
+        )  # fmt: skip
 
         def note(real: Any) -> Any:
             def verb(name: str, *args: Any) -> Any:
@@ -151,6 +154,7 @@ class Waiting(ContractCase):
             time.sleep(0.1)
             with (
                 mock.patch.object(self.backend, "acquire", note(real_acquire)),
+                mock.patch.object(self.backend, "acquire_next", note(real_next)),
                 mock.patch.object(self.backend, "remaining", note(real_remaining)),
             ):
                 time.sleep(FALLBACK * 1.2)
@@ -202,6 +206,28 @@ class Waiting(ContractCase):
         peer = self.peer()
         with mock.patch.object(self.backend, "wait_for_change", side_effect=LockBackendError("deaf")):
             self.assertLess(self._hand_over_from(peer), FALLBACK + NOISE)
+
+    def test_a_waiter_that_was_turned_away_from_a_free_lock_asks_again_soon(self) -> None:
+        """Somebody else's request was under way, and came to nothing: no release will be told."""
+        self.needs("verbs")
+        real, turned_away = self.backend.acquire_next, threading.Event()
+
+        def acquire_next(*args: Any) -> Any:
+            if turned_away.is_set():
+                return real(*args)
+            turned_away.set()
+            return None
+
+        held = self.lock(ttl=LONG)
+        held.acquire()
+        with (
+            mock.patch.object(self.backend, "acquire_next", acquire_next),
+            mock.patch.object(waiting, "FALLBACK_SECONDS", 3600.0),
+        ):
+            thread = self.waiter()
+            held.release()
+            thread.result(10)
+        self.assertTrue(turned_away.is_set())
 
     def test_s20_a_waiter_struck_by_an_exception_leaves_the_line(self) -> None:
         self.needs("verbs")
