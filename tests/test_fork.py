@@ -189,7 +189,7 @@ def test_fork_while_threads_are_in_the_middle_of_everything(alias):
             troubles.append(error)
 
     with make(key, alias):  # a thread in the middle of an import is the interpreter's to lock
-        assert not make(key, alias).acquire(0.1)
+        assert not make(key, alias).acquire(1.5)
     threads = [threading.Thread(target=busy, args=[number]) for number in range(4)]
     for thread in threads:
         thread.start()

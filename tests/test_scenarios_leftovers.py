@@ -1,11 +1,14 @@
 """Scenario 30: after all of it, nothing is left at the server. And scenario 38 with a clock that is really wrong."""
 
+import threading
 import time
 import unittest
+from unittest import mock
 
 import pytest
 
-from angee_jobs.locks import LockKey, lock, task_lock_is_held
+from angee_jobs.locks import LockBackendError, LockKey, lock, lock_backends, task_lock_is_held
+from angee_jobs.locks.clock import now
 from angee_jobs.locks.testing import ContractCase, Peer, tasks
 from angee_jobs.locks.testing.exclusion import Clock
 from angee_jobs.locks.testing.peers import end_idle_peers
@@ -17,9 +20,15 @@ ALIAS = "postgres_table"
 
 
 @pytest.fixture(autouse=True)
-def no_idle_peers():
-    """They keep sessions for their next lock."""
+def nothing_of_earlier_tests(request):
+    """Idle peers keep sessions for their next lock, and a test may have left some whose answer nobody waited for."""
     end_idle_peers()
+    if "postgres" in request.fixturenames:
+        postgres = request.getfixturevalue("postgres")
+        postgres.query("TRUNCATE angee_jobs_tasklock")
+        for session in of_the_locks(postgres):
+            postgres.terminate(session.pid)
+        eventually(lambda: of_the_locks(postgres) == [])
 
 
 def of_the_locks(postgres):
@@ -40,8 +49,6 @@ def nothing_left(postgres, sessions=0):
 
 
 def test_s30_a_process_that_did_everything_leaves_nothing(postgres):
-    postgres.query("TRUNCATE angee_jobs_tasklock")  # rows of earlier tests
-    eventually(lambda: of_the_locks(postgres) == [], 10, what="earlier tests have left nothing")
     key, other = (LockKey("leftovers", (name, str(time.monotonic_ns()))) for name in ("a", "b"))
     options = {"backend": ALIAS}
     peer = Peer()
@@ -57,7 +64,7 @@ def test_s30_a_process_that_did_everything_leaves_nothing(postgres):
             peer.call(tasks.strike_when_waiting, key, ALIAS)
             with pytest.raises(tasks.Struck):
                 peer.call(tasks.acquire, "b", key, 10, **options)
-            assert peer.call(tasks.acquire, "c", key, 0.3, **options) is False
+            assert peer.call(tasks.acquire, "c", key, 1.5, **options) is False
         eventually(lambda: not task_lock_is_held(key, **options))
         nothing_left(postgres, sessions=8)  # it may keep a few connections for the next lock
         assert peer.exit() == 0
@@ -67,7 +74,6 @@ def test_s30_a_process_that_did_everything_leaves_nothing(postgres):
 
 
 def test_s30_a_process_that_was_killed_leaves_nothing(postgres):
-    postgres.query("TRUNCATE angee_jobs_tasklock")  # rows of earlier tests
     key = LockKey("leftovers", ("killed", str(time.monotonic_ns())))
     peer, waiting = Peer(), Peer()
     try:
@@ -87,7 +93,48 @@ def test_s39_in_a_test_run_no_session_is_left_when_nothing_is_held(postgres):
     """It would keep the test database from being dropped."""
     key = f"leftovers-{time.monotonic_ns()}"
     with lock(key, backend=ALIAS):
-        assert lock(key, backend=ALIAS).acquire(timeout=0.2) is False
+        assert lock(key, backend=ALIAS).acquire(timeout=1.5) is False
+    eventually(lambda: of_the_locks(postgres) == [], 10)
+
+
+@pytest.mark.parametrize(
+    ("alias", "table"),
+    [("postgres_table", "angee_jobs_tasklock"), ("postgres_advisory", "angee_jobs_sessionhold")],
+    ids=["table", "advisory"],
+)
+def test_s39_in_a_test_run_no_session_is_left_by_a_question_without_an_answer(postgres, alias, table):
+    with postgres.connect() as stranger, stranger.transaction():
+        stranger.execute(f"LOCK TABLE {table}")
+        with pytest.raises(LockBackendError, match="did not answer"):
+            lock_backends.verbs(alias).inspect("angee:name:leftovers", now() + 0.5)
+    eventually(lambda: of_the_locks(postgres) == [], 10)
+
+
+def test_s39_in_a_test_run_two_threads_that_are_through_at_once_leave_no_session(postgres):
+    """One has the session, and has just found that it is needed, when the other gives up the last hold on it."""
+    session = lock_backends.verbs("postgres_advisory")._session
+    pool, needed, forget = session.pool, session.pool.in_use, session.forget
+    looked, gone = threading.Event(), threading.Event()
+
+    def in_use():
+        answer = needed()
+        if threading.current_thread() is first and not looked.is_set():
+            looked.set()
+            gone.wait(20)
+        return answer
+
+    def forget_meanwhile(entry):
+        first.start()
+        assert looked.wait(20)
+        forget(entry)
+        gone.set()
+
+    first = threading.Thread(target=pool.used)
+    held = lock("leftovers", backend="postgres_advisory")
+    assert held.acquire()
+    with mock.patch.object(pool, "in_use", in_use), mock.patch.object(session, "forget", forget_meanwhile):
+        assert held.release()
+        first.join(20)
     eventually(lambda: of_the_locks(postgres) == [], 10)
 
 

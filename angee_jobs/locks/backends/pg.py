@@ -217,6 +217,12 @@ class Session:
         """Whether an answer is outstanding."""
         return self._pgconn is not None and self._pgconn.transaction_status == _TRANSACTION_ACTIVE
 
+    @property
+    def pending_owner(self) -> str | None:
+        """Whose request is not answered yet: empty for one that is about no hold; None if there is none."""
+        pending = self.pending
+        return pending.owner if self.busy and pending is not None else None
+
     def execute(
         self, statement: Statement, parameters: Sequence[Parameter], deadline: float, owner: str = ""
     ) -> list[Row]:

@@ -99,9 +99,10 @@ class HoldSession:
 
     def rows(self, statement: Statement, *parameters: Parameter, deadline: float) -> list[Row]:
         """The rows of a question that changes nothing."""
-        rows = self.run(deadline, lambda session: session.execute(statement, parameters, deadline))
-        self._rest()
-        return rows or []
+        try:
+            return self.run(deadline, lambda session: session.execute(statement, parameters, deadline)) or []
+        finally:
+            self._rest()
 
     def _rest(self) -> None:
         """Close the session if it carries nothing, in a test run or if that is the quickest way to take back marks."""

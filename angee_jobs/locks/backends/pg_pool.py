@@ -65,9 +65,10 @@ class Slot:
         claim = self.claim
         return claim is not None and claim.thread == threading.get_ident()
 
-    def drop_idle(self) -> None:
+    def drop_idle(self, *, unanswered: bool = False) -> None:
+        """Close the session unless an answer is due, or even so, if ``unanswered`` and it says nothing of a hold."""
         session = self.session
-        if session is not None and not session.busy:
+        if session is not None and (not session.busy or (unanswered and not session.pending_owner)):
             self.drop()
 
     def drop(self) -> None:
@@ -267,7 +268,7 @@ class Pool:
     def used(self) -> None:
         """After a request: in a test run, no session stays that would keep the test database from being dropped."""
         if in_test_run():
-            self.close_idle(0)
+            self.close_idle(0, unanswered=True)
 
     def no_answer(self, error: NoAnswer) -> LockBackendError:
         return LockBackendError(f"The database {self.alias!r} did not answer in time", uncertain=error.sent)
@@ -305,26 +306,31 @@ class Pool:
 
     # The end of sessions.
 
-    def close_idle(self, seconds: float) -> bool:
+    def close_idle(self, seconds: float, *, unanswered: bool = False) -> bool:
         """Close what nobody has used for ``seconds`` and carries no answer; whether any session is left."""
-        now = clock.now()
         for slot in list(self.slots):
-            claim = Claim(self, slot)
-            try:
-                if slot.session is not None and now - slot.used_at >= seconds and claim.take():
-                    if not self.in_use():
-                        slot.drop_idle()
-            finally:
-                claim.give_back()
+            kept = True
+            while kept:
+                kept = False
+                claim = Claim(self, slot)
+                try:
+                    if slot.session is not None and clock.now() - slot.used_at >= seconds and claim.take():
+                        kept = self.in_use()
+                        if not kept:
+                            slot.drop_idle(unanswered=unanswered)
+                finally:
+                    claim.give_back()
+                # What it was kept for may have gone meanwhile, with a thread that could not have the slot to close it.
+                kept = kept and seconds == 0 and not self.in_use()
         return any(slot.session is not None for slot in self.slots)
 
     def close(self) -> None:
         if self.generation == process.generation:
-            self.close_idle(0)
+            self.close_idle(0, unanswered=True)
 
 
 def _is_about(session: Session | None, owner: str) -> bool:
-    return session is not None and session.busy and session.pending is not None and session.pending.owner == owner
+    return session is not None and session.pending_owner == owner
 
 
 def explain(error: Any, alias: str) -> NoReturn:

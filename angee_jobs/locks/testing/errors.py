@@ -246,7 +246,7 @@ class Secrecy(ContractCase):
                 self.assertEqual(len(found), 1)
                 note(*found, self.backend.info(found[0]))
                 self.assertEqual(self.backend.info(found[0]).owner_id, "***")
-            for use in (self.lock(), self.lock(timeout=0.1)):
+            for use in (self.lock(), self.lock(timeout=1.5)):
                 with self.assertRaises(LockNotAcquiredError) as caught, use:
                     pass
                 note(caught.exception, caught.exception.holder, use)

@@ -325,11 +325,11 @@ class Signals(ContractCase):
 
     def test_s40_a_refusal_is_logged_and_told_with_the_holder(self) -> None:
         def refused_by_block() -> None:
-            with self.assertRaises(LockNotAcquiredError), lock(self.key, timeout=0.2, backend=self.alias):
+            with self.assertRaises(LockNotAcquiredError), lock(self.key, timeout=1.5, backend=self.alias):
                 pass
 
         def refused_by_task_lock() -> None:
-            with task_lock(self.key, timeout=0.2, backend=self.alias) as acquired:
+            with task_lock(self.key, timeout=1.5, backend=self.alias) as acquired:
                 self.assertIs(acquired, False)
 
         for refused in (refused_by_block, refused_by_task_lock):

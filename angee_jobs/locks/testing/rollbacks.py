@@ -113,7 +113,7 @@ class Rollbacks(TransactionCase):
                 self.write(using, 1)
                 with self.assertRaises(LockNotAcquiredError), self.lock():
                     self.fail("two holders")
-                with task_lock(self.key, backend=self.alias, timeout=0.2) as acquired:
+                with task_lock(self.key, backend=self.alias, timeout=1.5) as acquired:
                     self.assertIs(acquired, False)
                 self.assertIs(self.lock().acquire(), False)
                 self.write(using, 2)
