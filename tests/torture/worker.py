@@ -81,14 +81,17 @@ class Worker:
         from angee_jobs.locks import lock_backends
 
         backend = lock_backends.verbs(self.backend)
-        acquire, extend = backend.acquire, backend.extend
+        extend = backend.extend
 
-        def watched_acquire(name: str, owner: str, *rest: Any) -> Any:
-            sent = now()
-            grant = acquire(name, owner, *rest)
-            if grant is not None:
-                self.owners[owner] = name, grant.fencing_token, sent
-            return grant
+        def watched(acquire: Any) -> Any:
+            def watched_acquire(name: str, owner: str, *rest: Any) -> Any:
+                sent = now()
+                grant = acquire(name, owner, *rest)
+                if grant is not None:
+                    self.owners[owner] = name, grant.fencing_token, sent
+                return grant
+
+            return watched_acquire
 
         def watched_extend(extensions: Any, deadline: float) -> Any:
             sent = now()
@@ -99,7 +102,9 @@ class Worker:
                     self.log.write("renewed", key=name, token=token, sent=sent)
             return extended
 
-        backend.acquire, backend.extend = watched_acquire, watched_extend  # type: ignore[method-assign]
+        backend.acquire = watched(backend.acquire)  # type: ignore[method-assign]
+        backend.acquire_next = watched(backend.acquire_next)  # type: ignore[method-assign]
+        backend.extend = watched_extend  # type: ignore[method-assign]
 
     def _told(self, *, key: Any, fencing_token: int, reason: str, **rest: object) -> None:
         self.log.write("told", key=key.name, token=fencing_token, why=reason)
