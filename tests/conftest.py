@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import django
 import pytest
@@ -225,14 +224,10 @@ def as_in_production(alias: str) -> Iterator[None]:
     if not alias.startswith("postgres"):
         yield
         return
-    from angee_jobs.locks import lock_backends
-    from angee_jobs.locks.backends import pg_pool
+    from tests.pg_helpers import sessions_stay
 
-    with mock.patch.object(pg_pool, "in_test_run", return_value=False):
-        try:
-            yield
-        finally:
-            lock_backends.verbs(alias).close()
+    with sessions_stay(alias):
+        yield
 
 
 @pytest.fixture(scope="session")

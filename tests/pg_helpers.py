@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from django.conf import settings
@@ -22,14 +23,22 @@ def within(seconds: float = SECONDS) -> float:
     return clock.now() + seconds
 
 
+@contextlib.contextmanager
+def sessions_stay(*lock_aliases: str) -> Iterator[None]:
+    """Between requests, as they do outside of a test run; those of these lock backends until the end of the block."""
+    with mock.patch.object(pg_pool, "in_test_run", return_value=False):
+        try:
+            yield
+        finally:
+            for alias in lock_aliases:
+                lock_backends.verbs(alias).close()
+
+
 @pytest.fixture
-def in_production(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sessions stay open between requests, as they do outside of a test run, and until the test ends."""
-    monkeypatch.setattr(pg_pool, "in_test_run", lambda: False)
-    yield
-    for alias in settings.ANGEE_JOBS_LOCKS:
-        if alias.startswith("postgres"):
-            lock_backends.verbs(alias).close()
+def in_production() -> Iterator[None]:
+    """The sessions of every backend on PostgreSQL stay open."""
+    with sessions_stay(*(alias for alias in settings.ANGEE_JOBS_LOCKS if alias.startswith("postgres"))):
+        yield
 
 
 @contextlib.contextmanager

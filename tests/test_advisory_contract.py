@@ -7,13 +7,14 @@ from unittest import mock
 
 import pytest
 from django.conf import settings
-from django.db import connections
 from django.test import override_settings
 
 from angee_jobs.locks import LockKey, clock, lock_backends, lock_info, testing
 from angee_jobs.locks.backends.pg_advisory import UNLOCK, advisory_key
-from angee_jobs.locks.testing import information, peers
+from angee_jobs.locks.testing import information
+from angee_jobs.locks.testing.peers import end_idle_peers
 from tests import pooled_settings
+from tests.pg_helpers import alias_with
 from tests.servers import eventually
 from tests.strategies import PostgresTable
 
@@ -79,17 +80,8 @@ class TestAdvisoryThroughSessionPooling(AdvisoryContract, unittest.TestCase):
     @pytest.fixture(autouse=True)
     def _server(self, postgres, pgbouncer_session):
         self.strategy.server = postgres
-        connections.settings["pooled"] = pooled_settings.DATABASES["pooled"]
-        with configured("pooled"):
+        with alias_with("pooled", **pooled_settings.DATABASES["pooled"]), configured("pooled"):
             yield
-        connections["pooled"].close()
-        del connections["pooled"]
-        del connections.settings["pooled"]
-
-
-def end_idle_peers() -> None:
-    while peers._idle:
-        peers._idle.pop().end()
 
 
 def configured(alias: str) -> Any:

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from django.conf import settings
-from django.db import connections
 from django.test import override_settings
 
 from angee_jobs.locks import LockBackendError, clock, lock, lock_backends
+from tests.pg_helpers import alias_with
 from tests.servers import PostgresServer, eventually
 from tests.test_hostile_redis import LyingServer
 
@@ -40,13 +40,10 @@ def liar(request: pytest.FixtureRequest) -> Iterator[LyingServer]:
     pytest.importorskip("psycopg")
     with LyingServer() as server:
         entry = {"HOST": "127.0.0.1", "PORT": str(server.port), "OPTIONS": {"sslmode": "disable"}}
-        connections.settings["liar"] = connections.settings["postgres"] | entry
         backend = {"BACKEND": f"angee_jobs.locks.{request.param}", "OPTIONS": {"alias": "liar"}}
-        with override_settings(ANGEE_JOBS_LOCKS=settings.ANGEE_JOBS_LOCKS | {"liar": backend}):
+        locks = settings.ANGEE_JOBS_LOCKS | {"liar": backend}
+        with alias_with("liar", **entry), override_settings(ANGEE_JOBS_LOCKS=locks):
             yield server
-        connections["liar"].close()
-        del connections["liar"]
-        del connections.settings["liar"]
 
 
 @pytest.mark.parametrize("what", ANSWERS)

@@ -1,14 +1,15 @@
 """The lock file on SQLite: what may stand in its place, and what may become of its disk."""
 
 import contextlib
+import itertools
 import os
 import sqlite3
 import sys
 
 import pytest
-from django.db import connections
 
-from angee_jobs.locks import LockBackendError, TableLockBackend, clock
+from angee_jobs.locks import LockBackendError, TableLockBackend
+from tests.pg_helpers import alias_with, within
 
 NAME = "angee:name:billing"
 
@@ -16,24 +17,16 @@ NAME = "angee:name:billing"
 @pytest.fixture
 def make(tmp_path):
     """A backend beside a database file of that name, which is in a folder of the test's own if it names none."""
-    made = []
+    numbers = itertools.count()
+    with contextlib.ExitStack() as stack:
 
-    def backend(name="project.sqlite3"):
-        alias = f"file-{len(made)}"
-        connections.settings[alias] = connections.settings["default"] | {"NAME": str(tmp_path / name)}
-        made.append((alias, TableLockBackend(alias=alias)))
-        return made[-1][1]
+        def backend(name="project.sqlite3"):
+            aliased = alias_with(f"file-{next(numbers)}", "default", NAME=str(tmp_path / name))
+            made = TableLockBackend(alias=stack.enter_context(aliased))
+            stack.callback(made.close)
+            return made
 
-    yield backend
-    for alias, each in made:
-        each.close()
-        with contextlib.suppress(AttributeError):  # nobody has asked for it
-            del connections[alias]
-        del connections.settings[alias]
-
-
-def within(seconds=5.0):
-    return clock.now() + seconds
+        yield backend
 
 
 def acquire(backend, name=NAME, note="{}"):
@@ -73,15 +66,11 @@ def test_a_file_that_is_damaged_while_it_is_used_is_named(make):
     refused(backend)
 
 
-def remove(backend, *companions):
-    for suffix in ("", *companions):
-        os.unlink(backend.path() + suffix)
-
-
 def test_a_file_that_is_removed_while_it_is_used_is_made_anew_for_everybody(make):
     backend, other = make(), make()
     assert acquire(backend) and not acquire(other)
-    remove(backend, "-wal", "-shm")
+    for suffix in ("", "-wal", "-shm"):
+        os.unlink(backend.path() + suffix)
     assert acquire(other), "whoever removes the file frees all locks"
     assert not acquire(backend), "both see the new file"
 

@@ -7,6 +7,7 @@ the moment when the hold is known hands it to the renewal thread, which releases
 
 from __future__ import annotations
 
+import functools
 import logging
 from typing import TYPE_CHECKING
 
@@ -73,13 +74,10 @@ def acquire_steps(
     began = clock.now()
     waits = bool(wait)
 
-    def attempt(deadline: float) -> Grant | None:
+    def attempt(deadline: float, *, next_in_line: bool = False) -> Grant | None:
         hold.started = clock.now()
-        return backend.acquire(name, hold.owner, hold.ttl, holder, deadline)
-
-    def attempt_next(deadline: float) -> Grant | None:
-        hold.started = clock.now()
-        return backend.acquire_next(name, hold.owner, hold.ttl, holder, deadline)
+        acquire = backend.acquire_next if next_in_line else backend.acquire
+        return acquire(name, hold.owner, hold.ttl, holder, deadline)
 
     try:
         limit = began + VERB_SECONDS if not wait else began + min(wait, VERB_SECONDS)
@@ -96,6 +94,7 @@ def acquire_steps(
                 yield Call(settle)  # the holder's transaction may be over without anybody having noticed
                 grant = yield Call(attempt, limit, hold=hold)
         if grant is None and wait:
+            attempt_next = functools.partial(attempt, next_in_line=True)
             grant = yield from wait_in_line(room, hold, began + wait, make_bell(), attempt_next)
         if grant is None:
             yield from _refused_steps(backend, key, name, clock.now() - began, raises, 0.2 if waits else 1.0)

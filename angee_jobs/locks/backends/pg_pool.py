@@ -65,10 +65,10 @@ class Slot:
         claim = self.claim
         return claim is not None and claim.thread == threading.get_ident()
 
-    def drop_idle(self, *, unanswered: bool = False) -> None:
-        """Close the session unless an answer is due, or even so, if ``unanswered`` and it says nothing of a hold."""
+    def drop_idle(self) -> None:
+        """Close the session, unless an answer is due that says something of a hold."""
         session = self.session
-        if session is not None and (not session.busy or (unanswered and not session.pending_owner)):
+        if session is not None and not session.pending_owner:
             self.drop()
 
     def drop(self) -> None:
@@ -268,7 +268,7 @@ class Pool:
     def used(self) -> None:
         """After a request: in a test run, no session stays that would keep the test database from being dropped."""
         if in_test_run():
-            self.close_idle(0, unanswered=True)
+            self.close_idle(0)
 
     def no_answer(self, error: NoAnswer) -> LockBackendError:
         return LockBackendError(f"The database {self.alias!r} did not answer in time", uncertain=error.sent)
@@ -306,27 +306,30 @@ class Pool:
 
     # The end of sessions.
 
-    def close_idle(self, seconds: float, *, unanswered: bool = False) -> bool:
-        """Close what nobody has used for ``seconds`` and carries no answer; whether any session is left."""
+    def close_idle(self, seconds: float) -> bool:
+        """Close what nobody has used for ``seconds`` and owes no answer about a hold; whether any session is left."""
         for slot in list(self.slots):
-            kept = True
-            while kept:
-                kept = False
-                claim = Claim(self, slot)
-                try:
-                    if slot.session is not None and clock.now() - slot.used_at >= seconds and claim.take():
-                        kept = self.in_use()
-                        if not kept:
-                            slot.drop_idle(unanswered=unanswered)
-                finally:
-                    claim.give_back()
-                # What it was kept for may have gone meanwhile, with a thread that could not have the slot to close it.
-                kept = kept and seconds == 0 and not self.in_use()
+            # What it was kept for may have gone meanwhile, with a thread that could not have the slot to close it.
+            while self._close_unless_needed(slot, seconds) and not self.in_use():
+                pass
         return any(slot.session is not None for slot in self.slots)
+
+    def _close_unless_needed(self, slot: Slot, seconds: float) -> bool:
+        """Close the session if it is idle; True if it was kept because it is needed."""
+        claim = Claim(self, slot)
+        try:
+            if slot.session is None or clock.now() - slot.used_at < seconds or not claim.take():
+                return False
+            if self.in_use():
+                return True
+            slot.drop_idle()
+            return False
+        finally:
+            claim.give_back()
 
     def close(self) -> None:
         if self.generation == process.generation:
-            self.close_idle(0, unanswered=True)
+            self.close_idle(0)
 
 
 def _is_about(session: Session | None, owner: str) -> bool:

@@ -233,13 +233,13 @@ class PostgresTableLockBackend(TableLockBackend):
         if not rows:
             return None
         left, waited = number(rows[0][0]), number(rows[0][1])
-        if self.push and (waited is None or waited < sql.WAITED_ANEW):
-            try:
-                rows = self._rows(sql.MARK, digest, _patience(deadline), deadline=deadline)
-            except RowLocked:  # the wait goes on without the mark, at the fallback interval
-                return left
-            return number(rows[0][0]) if rows else None
-        return left
+        if not self.push or (waited is not None and waited >= sql.WAITED_ANEW):
+            return left
+        try:
+            rows = self._rows(sql.MARK, digest, _patience(deadline), deadline=deadline)
+        except RowLocked:  # the wait goes on without the mark, at the fallback interval
+            return left
+        return number(rows[0][0]) if rows else None
 
     def wait_for_change(self, seconds: float) -> Collection[str] | None:
         if self.push:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import math
@@ -137,9 +138,6 @@ class Waiting(ContractCase):
     def test_one_waiter_asks_for_all(self) -> None:
         self.needs("verbs")
         calls: list[int | None] = []
-        real_acquire, real_next, real_remaining = (
-            self.backend.acquire, self.backend.acquire_next, self.backend.remaining
-        )  # fmt: skip
 
         def note(real: Any) -> Any:
             def verb(name: str, *args: Any) -> Any:
@@ -152,11 +150,9 @@ class Waiting(ContractCase):
         with self.lock():
             threads = [self.waiter() for _ in range(8)]
             time.sleep(0.1)
-            with (
-                mock.patch.object(self.backend, "acquire", note(real_acquire)),
-                mock.patch.object(self.backend, "acquire_next", note(real_next)),
-                mock.patch.object(self.backend, "remaining", note(real_remaining)),
-            ):
+            with contextlib.ExitStack() as stack:
+                for verb in ("acquire", "acquire_next", "remaining"):
+                    stack.enter_context(mock.patch.object(self.backend, verb, note(getattr(self.backend, verb))))
                 time.sleep(FALLBACK * 1.2)
             self.assertLessEqual(len(set(calls)), 1, "more than the head of the line asked the backend")
             self.assertLess(len(calls), 10, "the head of the line asks again and again")
