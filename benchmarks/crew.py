@@ -117,7 +117,7 @@ class Servers:
 @contextlib.contextmanager
 def servers(storages: set[str]) -> Iterator[Servers]:
     """The servers that these storages need, and the settings of workers that use them."""
-    from tests.servers import PostgresServer, ValkeyServer, free_port
+    from tests.support.servers import PostgresServer, ValkeyServer, free_port
 
     directory = Path(tempfile.mkdtemp(prefix="angee-bench-", dir="/tmp" if os.path.isdir("/tmp") else None))
     directory.chmod(0o711)

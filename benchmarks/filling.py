@@ -27,7 +27,7 @@ def fill(contender: Any, first: int, count: int, seconds: float) -> None:
 
 
 def _fill_sqlite(backend: Any, names: list[str], holder: str, seconds: float) -> None:
-    from angee_jobs.locks.backends import table_sqlite_sql as sql
+    from angee_jobs.locks.backends.table import sqlite_sql as sql
 
     backend.inspect("angee:name:others", time.monotonic() + 10**9)  # makes the file
     now = sql.now()

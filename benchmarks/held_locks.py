@@ -42,7 +42,7 @@ def holder(number: int) -> str:
 
 def fill_sqlite(live: int, expired: int) -> None:
     from angee_jobs.locks import held_locks, lock_backends
-    from angee_jobs.locks.backends import table_sqlite_sql as sql
+    from angee_jobs.locks.backends.table import sqlite_sql as sql
 
     assert not list(held_locks())  # makes the file
     connection = lock_backends.verbs("default")._connect()  # type: ignore[attr-defined]
@@ -219,7 +219,7 @@ def run(kind: str, live: int, expired: int, only_pages: bool) -> None:
         django.setup()
         from django.core.management import call_command
 
-        from tests.servers import PostgresServer, ValkeyServer
+        from tests.support.servers import PostgresServer, ValkeyServer
 
         global server
         if kind == "postgres":

@@ -16,7 +16,7 @@ from typing import Any
 import django
 import pytest
 
-from tests.servers import (
+from tests.support.servers import (
     PgBouncer,
     PostgresServer,
     RedisServer,
@@ -59,16 +59,16 @@ def pytest_report_header() -> str:
 
 #: Modules of few tests that take long. They come first, so that no worker is left with one when the others are done.
 LONG_MODULES = (
-    "test_commands_run_locked",
+    "test_run_locked",
     "test_packaging",
     "test_browser",
-    "test_scenarios_runs",
-    "test_testing_doubles",
+    "test_test_runs",
+    "test_doubles",
     "test_demo",
     "test_advisory_runs",
     "test_tutorial",
-    "test_admin_servers",
-    "test_hostile_admin",
+    "test_page_servers",
+    "test_parameters",
 )
 
 
@@ -224,7 +224,7 @@ def as_in_production(alias: str) -> Iterator[None]:
     if not alias.startswith("postgres"):
         yield
         return
-    from tests.pg_helpers import sessions_stay
+    from tests.support.pg_helpers import sessions_stay
 
     with sessions_stay(alias):
         yield
@@ -232,9 +232,9 @@ def as_in_production(alias: str) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def celery_queue(databases: None) -> Iterator[Any]:
-    """A broker of its own with the app of `tests.children.celery_app`, and the workers that a test starts."""
+    """A broker of its own with the app of `tests.support.children.celery_app`, and the workers that a test starts."""
     require(ValkeyServer.unavailable() or missing_packages("celery"))
-    from tests.celery_workers import CeleryQueue
+    from tests.support.celery_workers import CeleryQueue
 
     with ValkeyServer(settings.TEST_DIR / "broker") as server:
         with CeleryQueue(server) as queue:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 PAGE, TORTURE = ROOT / "docs" / "guarantees.md", ROOT / "docs" / "torture.md"
-CONTRACT = ROOT / "angee_jobs" / "locks" / "testing"
+CONTRACT = ROOT / "angee_jobs" / "locks" / "testing" / "contract"
 
 
 class Promise(NamedTuple):
@@ -32,7 +32,7 @@ PROMISES = [
         "machines, and also for a second try by the very thread that holds it. `LocalLockBackend` promises it inside "
         "one process, and says so.",
         ["Exclusion"],
-        ["test_async", "test_fork", "test_demo"],
+        ["policy/test_async", "policy/test_fork", "docs/test_demo"],
         ["exclusion"],
     ),
     Promise(
@@ -47,7 +47,7 @@ PROMISES = [
         "Crash",
         "A holder that is killed frees the lock: a lease within its ttl, a session lock at once.",
         ["Crash"],
-        ["test_celery", "test_commands_run_locked"],
+        ["integrations/test_celery", "commands/test_run_locked"],
         ["refused_for_a_reason"],
     ),
     Promise(
@@ -62,7 +62,7 @@ PROMISES = [
         "For a lease at the latest at its end, also when the server cannot be reached or a call hangs; for a session "
         "lock within two seconds. `lost`, `check()`, the signal `lock_lost` and the end of the block tell it.",
         ["Loss"],
-        ["test_advisory"],
+        ["backends/test_advisory"],
         ["belief", "told_in_time", "signalled"],
     ),
     Promise(
@@ -70,7 +70,7 @@ PROMISES = [
         "`timeout` is the total wait, also against a server that hangs. A lost wake-up costs at most a second. In "
         "arrival order inside a process.",
         ["Waiting"],
-        ["test_redis_waiting", "test_async"],
+        ["backends/test_redis_waiting", "policy/test_async"],
         ["answered", "refused_for_a_reason"],
     ),
     Promise(
@@ -99,28 +99,28 @@ PROMISES = [
         "Lock traffic neither uses nor disturbs the caller's connection. A block inside `atomic()` keeps its lock "
         "until the commit or rollback, and frees it before the body's `on_commit` callbacks.",
         ["TransactionCase", "Transactions", "Rollbacks"],
-        ["test_scenarios_requests", "test_scenarios_runs", "test_async_django"],
+        ["policy/test_transactions", "integrations/test_test_runs", "policy/test_async_django"],
     ),
     Promise(
         "Two channels",
         "Refused and broken are two answers, and never told as each other. What cannot be is refused before anything "
         "is acquired. The owner id is in no message.",
         ["Broken", "BadInput", "Secrecy"],
-        ["test_contract_settings", "test_redis_checks", "test_pg_checks"],
+        ["policy/test_settings", "backends/test_redis_checks", "backends/test_postgres_checks"],
     ),
     Promise(
         "Python",
         "Safe under threads, coroutines, cancellation, fork, and an exception of a signal handler at any instruction.",
         ["Python"],
-        ["test_async_cancel", "test_fork", "test_pg_session"],
-        ["children"],
+        ["policy/test_async_cancel", "policy/test_fork", "backends/test_postgres_session"],
+        ["support/children"],
     ),
     Promise(
         "Who holds what",
         "A held answer agrees with what a try would give. Lists are complete, reaping touches no live hold, and "
         "signals tell what happened.",
         ["Information", "Reaping", "Signals"],
-        ["test_admin", "test_commands", "test_signals_recipes"],
+        ["admin/test_page", "commands/test_commands", "policy/test_signals"],
     ),
 ]
 
@@ -145,22 +145,22 @@ down. Its rules are named below. The recorded run, of {seconds} seconds: {faults
 """
 
 RUNS = {
-    "test_contract_backends": "the local backend, the lock table on SQLite and on PostgreSQL",
-    "test_table_pooled_contract": "the lock table through PgBouncer, with transaction pooling",
-    "test_advisory_contract": "PostgreSQL session locks, directly and through PgBouncer with session pooling",
-    "test_redis_contract": "Valkey, with Django's and with django-redis' cache; Redis 7",
-    "test_contract_third_party": "a backend of somebody else that has nothing but `try_acquire` and `is_held`",
+    "backends/test_contract": "the local backend, the lock table on SQLite and on PostgreSQL",
+    "backends/test_table_pooled_contract": "the lock table through PgBouncer, with transaction pooling",
+    "backends/test_advisory_contract": "PostgreSQL session locks, directly and through PgBouncer with session pooling",
+    "backends/test_redis_contract": "Valkey, with Django's and with django-redis' cache; Redis 7",
+    "backends/test_third_party": "a backend of somebody else that has nothing but `try_acquire` and `is_held`",
 }
 
 
 #: The strategies of the suite: the class, the module that it is in, and what it tests.
 STRATEGIES = {
-    "Local": ("strategies", "`LocalLockBackend`"),
-    "SqliteTable": ("strategies", "`TableLockBackend`, SQLite"),
-    "PostgresTable": ("strategies", "`TableLockBackend`, PostgreSQL"),
-    "PooledTable": ("test_table_pooled_contract", "the same through PgBouncer"),
-    "Advisory": ("test_advisory_contract", "`PostgresAdvisoryLockBackend`"),
-    "Redis": ("test_redis_contract", "`RedisLockBackend`"),
+    "Local": ("support/strategies", "`LocalLockBackend`"),
+    "SqliteTable": ("support/strategies", "`TableLockBackend`, SQLite"),
+    "PostgresTable": ("support/strategies", "`TableLockBackend`, PostgreSQL"),
+    "PooledTable": ("backends/test_table_pooled_contract", "the same through PgBouncer"),
+    "Advisory": ("backends/test_advisory_contract", "`PostgresAdvisoryLockBackend`"),
+    "Redis": ("backends/test_redis_contract", "`RedisLockBackend`"),
 }
 
 

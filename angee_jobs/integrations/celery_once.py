@@ -31,8 +31,8 @@ from ..locks import (
     lock,
     lock_info,
 )
+from ..locks.acquiring import leases_only
 from ..locks.conf import lock_backends
-from ..locks.policy import leases_only
 from .names import running_task, task_id_of
 from .refusals import Try, answer
 

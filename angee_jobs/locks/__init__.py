@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from .api import attach_lock, lock, locked, task_lock
+from .backends.advisory.backend import PostgresAdvisoryLockBackend
 from .backends.local import LocalLockBackend
-from .backends.postgres import PostgresAdvisoryLockBackend
-from .backends.redis import RedisLockBackend
+from .backends.redis.backend import RedisLockBackend
 from .backends.table import TableLockBackend
-from .blocks import attach_lock, lock, locked, task_lock
 from .conf import get_lock_backend, lock_backends
 from .errors import LockBackendError, LockError, LockLostError, LockNotAcquiredError
 from .keys import LockKey, instance_lock_key, record_lock_key

@@ -11,16 +11,16 @@ from datetime import datetime
 from typing import Any
 
 from . import clock
+from .acquiring import acquire_steps, detach_steps, extend_steps, finish_steps, lost_error
 from .backends.base import VERB_SECONDS, BaseLockBackend
+from .block import Enterable
+from .concurrency import Call, Steps, TaskBell, ThreadBell, arun, run
 from .conf import lock_backends
-from .entering import Enterable
 from .errors import LockLostError
 from .guard import GUARD_SECONDS, guard
 from .hold import End, Hold
 from .keys import LockKey, as_lock_key
-from .policy import acquire_steps, detach_steps, extend_steps, finish_steps, lost_error
 from .renewal import renewer
-from .steps import Call, Steps, TaskBell, ThreadBell, arun, run
 from .transactions import handle_dropped
 from .types import LockInfo, Seconds, lease_seconds, wait_seconds
 

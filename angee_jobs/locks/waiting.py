@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING
 
 from . import clock
 from .backends.base import VERB_SECONDS, BaseLockBackend, Grant
+from .concurrency import Bell, Call, Sleep, Steps, ThreadBell
 from .errors import LockBackendError
 from .process import in_test_run
 from .renewal import Dropped, renewer
-from .steps import Bell, Call, Sleep, Steps, ThreadBell
 
 if TYPE_CHECKING:
     from .hold import Hold

@@ -10,8 +10,8 @@ import threading
 import time
 from pathlib import Path
 
-from tests.procs import faketime
-from tests.servers import eventually
+from tests.support.procs import faketime
+from tests.support.servers import eventually
 from tests.torture.ground import Ground
 from tests.torture.log import Log, now
 from tests.torture.zygote import Zygote

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.servers import PostgresServer, ValkeyServer
+from tests.support.servers import PostgresServer, ValkeyServer
 
 #: The backends, and the server of each.
 BACKENDS = {"sqlite": None, "postgres_table": "postgres", "postgres_advisory": "postgres", "redis": "valkey"}

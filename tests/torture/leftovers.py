@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-from tests.servers import eventually
+from tests.support.servers import eventually
 from tests.torture.ground import BACKENDS, PLANTED, Ground
 
 

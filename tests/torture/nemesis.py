@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from tests.servers import ServerError
+from tests.support.servers import ServerError
 from tests.torture.crew import Crew
 from tests.torture.ground import BACKENDS, PLANTED, Ground
 from tests.torture.log import Log, now
@@ -210,7 +210,7 @@ class Nemesis:
         return [pid for (pid,) in rows]
 
     def _end_session(self, where: str, kind: str, backend: str) -> None:
-        from angee_jobs.locks.backends.pg_advisory import advisory_key
+        from angee_jobs.locks.backends.advisory.sql import advisory_key
         from angee_jobs.locks.keys import as_lock_key
 
         pids = self._sessions(where)

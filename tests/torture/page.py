@@ -98,10 +98,10 @@ def page(seconds: float, workers: int, results: dict[str, Result], not_injected:
 
 NOTES = """
 A clock that jumps is that of two workers of each backend at once. Valkey writes each change to its append-only file
-before it answers: without that, a crash forgets locks, as [the page on Redis](howto-redis.md) says. Machines do not
+before it answers: without that, a crash forgets locks, as [the page on Redis](howto/redis.md) says. Machines do not
 crash here, so neither server waits for its disk. An overlap is two sections in which both holders believed in their
 lock at once, after a fault had ended the older hold. What the run found while it was written has tests of its own in
-`tests/test_found_by_torture.py`.
+`tests/backends/test_found_by_torture.py`.
 """
 
 

@@ -10,10 +10,10 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from angee_jobs.locks.backends import table_sqlite_sql as sql
+from angee_jobs.locks.backends.advisory.backend import PostgresAdvisoryLockBackend
 from angee_jobs.locks.backends.base import Extension, owner_digest
-from angee_jobs.locks.backends.postgres import PostgresAdvisoryLockBackend
-from angee_jobs.locks.backends.table_sqlite import SqliteTableLockBackend
+from angee_jobs.locks.backends.table import sqlite_sql as sql
+from angee_jobs.locks.backends.table.sqlite import SqliteTableLockBackend
 
 _RELEASE_ANYBODYS = sql.Statement(
     "UPDATE lock SET owner = '', holder = '', expires = ?2 WHERE name = ?3 AND expires > ?2"

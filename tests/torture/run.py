@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from tests.servers import eventually
+from tests.support.servers import eventually
 from tests.torture.checker import SLACK, Terms, Violation, check, figures
 from tests.torture.crew import WORKERS, Crew
 from tests.torture.ground import BACKENDS, PLANTED, SESSION_BACKENDS, Ground

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.launch import die_with_parent
+from tests.support.launch import die_with_parent
 
 ROOT = Path(__file__).parents[2]
 

@@ -29,21 +29,21 @@ For the tests of code that takes locks there are :func:`local_locks`, :class:`Lo
 
 from __future__ import annotations
 
-from .base import ContractCase, eventually
+from .contract.base import ContractCase, eventually
+from .contract.errors import BadInput, Broken, Secrecy
+from .contract.exclusion import Clock, Crash, Exclusion, Ownership
+from .contract.fencing import Fencing
+from .contract.guard import Guard
+from .contract.information import Information, Reaping, Signals
+from .contract.loss import Loss
+from .contract.peers import Peer
+from .contract.python import Python
+from .contract.renewal import Renewal
+from .contract.rollbacks import Rollbacks
+from .contract.strategy import CAPABILITIES, Strategy
+from .contract.transactions import Transactions
+from .contract.waiting import Waiting
 from .doubles import LocalLocksMixin, OtherHolder, assert_locked, held_by_other, local_locks, lose
-from .errors import BadInput, Broken, Secrecy
-from .exclusion import Clock, Crash, Exclusion, Ownership
-from .fencing import Fencing
-from .guard import Guard
-from .information import Information, Reaping, Signals
-from .loss import Loss
-from .peers import Peer
-from .python import Python
-from .renewal import Renewal
-from .rollbacks import Rollbacks
-from .strategy import CAPABILITIES, Strategy
-from .transactions import Transactions
-from .waiting import Waiting
 
 
 class LockContract(

@@ -10,8 +10,8 @@ from django.contrib.auth import get_user_model
 from django.core.management.base import CommandError, CommandParser
 from django.db import DatabaseError
 
-from angee_jobs.forced_release import write_admin_log
-from angee_jobs.heldlocks import Target
+from angee_jobs.admin.listing import Target
+from angee_jobs.admin.release import write_admin_log
 from angee_jobs.locks.conf import DEFAULT_ALIAS
 from angee_jobs.locks.errors import LockBackendError
 from angee_jobs.locks.keys import LockKey

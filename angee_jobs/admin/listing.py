@@ -1,0 +1,317 @@
+"""What the page of held locks shows, without anything of the page: read, search, sort, cut to a page.
+
+Of all holds only the name is read, and what they are sorted and searched by; the rest for the rows of the asked page
+alone. So the time grows slowly with the number of holds (see docs/operations.md for figures). A backend that cannot
+be asked costs its error and at most ``BACKEND_SECONDS``; whatever there is, a page costs about ``PAGE_SECONDS`` at
+most.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from datetime import datetime
+from operator import itemgetter
+from typing import Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from ..locks import clock
+from ..locks.backends.base import BaseLockBackend, Record, to_datetime
+from ..locks.conf import lock_backends
+from ..locks.errors import LockError
+from ..locks.holder import parse_holder
+from ..locks.keys import PREFIX, LockKey
+from ..locks.operations import telling
+from ..locks.transactions import settle
+from ..locks.types import Holder
+from .query import ORDERS, Query, parse_key, searcher
+
+logger = logging.getLogger("angee_jobs.locks")
+
+PAGE_ROWS = 100
+#: What one backend that does not answer, and what all of them together, may cost, in seconds.
+BACKEND_SECONDS, PAGE_SECONDS = 4.0, 6.0
+#: So many records of a backend that cannot give less are taken at once, and then the clock is looked at.
+LOOK_EVERY = 1000
+#: A hold as far as it has been read: name, what it is sorted by, its holder if that is searched, and its record if that
+#: is there already.
+Scanned = tuple[str, Any, str | None, Record | None]
+
+
+@dataclasses.dataclass(slots=True)
+class Row:
+    """One hold of the page."""
+
+    backend: str
+    name: str
+    key: LockKey | None  # None: somebody wrote a name that is none
+    holder: Holder | None
+    acquired_at: datetime | None
+    held_for: float | None  # seconds, by the backend's clock where it can be told
+    expires_at: datetime | None
+    expires_in: float | None
+    fencing_token: int | None
+
+    @property
+    def target(self) -> str:
+        return Target(self.backend, self.name, self.fencing_token).encoded()
+
+
+@dataclasses.dataclass(slots=True)
+class Listing:
+    """A page of holds, and what is known of the others."""
+
+    query: Query
+    rows: list[Row] = dataclasses.field(default_factory=list)
+    matching: int = 0
+    read: int = 0
+    #: How many holds each backend, and of the chosen backends each kind, has.
+    backends: Counter[str] = dataclasses.field(default_factory=Counter)
+    kinds: Counter[str] = dataclasses.field(default_factory=Counter)
+    #: By alias: why a backend could not be asked, or not to the end.
+    errors: dict[str, str] = dataclasses.field(default_factory=dict)
+    #: Backends that have more holds than could be read in time.
+    unfinished: list[str] = dataclasses.field(default_factory=list)
+    #: Why there is not even a list of backends.
+    misconfigured: str = ""
+
+    @property
+    def pages(self) -> int:
+        return max(1, -(-self.matching // PAGE_ROWS))
+
+
+def listing(query: Query) -> Listing:
+    """The page that ``query`` asks for; the last one if there are fewer pages."""
+    found = Listing(query)
+    best = _Best(query.order, query.page * PAGE_ROWS)
+    _read(found, best)
+    page = min(query.page, found.pages)
+    found.query = dataclasses.replace(query, page=page)
+    records = _complete(found, best.in_order()[(page - 1) * PAGE_ROWS :][:PAGE_ROWS])
+    now = clock_of(records)
+    found.rows = [_row(record, alias, now) for record, alias in records]
+    return found
+
+
+class _Best:
+    """The first so-many holds in the asked order, of however many are added.
+
+    Most of many are worse than what is there already, and cost one comparison. Unknown values come last.
+    """
+
+    def __init__(self, order: str, keep: int) -> None:
+        self._descending = order.startswith("-")
+        self._keep = keep
+        self._known: list[tuple[Any, str, str, Record | None]] = []
+        self._unknown: list[tuple[str, str, Record | None]] = []
+        self._limit: Any = None
+
+    def add(self, rows: Iterable[Scanned], alias: str) -> None:
+        limit, descending, known = self._limit, self._descending, self._known
+        for name, value, _, record in rows:
+            if value is None:
+                self._unknown.append((name, alias, record))
+            elif limit is None or (value >= limit if descending else value <= limit):
+                known.append((value, name, alias, record))
+        if len(known) >= 2 * self._keep + 1000:
+            self._cut()
+            self._limit = known[-1][0]
+
+    def _cut(self) -> None:
+        self._known.sort(key=itemgetter(0, 1, 2), reverse=self._descending)
+        del self._known[self._keep :]
+
+    def in_order(self) -> list[tuple[str, str, Record | None]]:
+        """Name, alias, and the record if it is there."""
+        self._cut()
+        unknown = sorted(self._unknown, key=itemgetter(0, 1)) if len(self._known) < self._keep else []
+        return [*((name, alias, record) for _, name, alias, record in self._known), *unknown]
+
+
+def _complete(found: Listing, chosen: Sequence[tuple[str, str, Record | None]]) -> list[tuple[Record, str]]:
+    """The records of the page, with what had not been read. A hold that has ended meanwhile is left out."""
+    missing: dict[str, list[str]] = defaultdict(list)
+    records = {}
+    for name, alias, record in chosen:
+        if record is None:
+            missing[alias].append(name)
+        else:
+            records[name, alias] = record
+    for alias, names in missing.items():
+        try:
+            there = lock_backends.verbs(alias).inspect_many(names, clock.now() + BACKEND_SECONDS)
+        except Exception as error:
+            found.errors[alias] = explain(error, alias)
+        else:
+            records.update({(record.name, alias): record for record in there})
+    return [(records[name, alias], alias) for name, alias, _ in chosen if (name, alias) in records]
+
+
+def kind_of(name: str) -> str:
+    """The namespace of a lock's name, as it is spelled there; empty if it is no lock's name."""
+    end = name.find(":", len(PREFIX))
+    return name[len(PREFIX) : end] if end > 0 and name.startswith(PREFIX) else ""
+
+
+def _read(found: Listing, best: _Best) -> None:
+    """Put what matches into ``best``, and into ``found`` what there is."""
+    end = clock.now() + PAGE_SECONDS
+    try:
+        aliases = list(lock_backends)
+    except ImproperlyConfigured as error:
+        found.misconfigured = str(error)
+        return
+    query = found.query
+    found.backends.update(dict.fromkeys(aliases, 0))
+    for alias in aliases:
+        if not query.backend or alias == query.backend:
+            try:
+                _read_backend(found, best, alias, end)
+            except Exception as error:
+                found.errors[alias] = explain(error, alias)
+
+
+def _read_backend(found: Listing, best: _Best, alias: str, end: float) -> None:
+    kind_wanted, matches = found.query.kind, searcher(found.query.search)
+    limit = min(BACKEND_SECONDS, max(0.1, end - clock.now()))
+    read = matching = 0
+    try:
+        for rows in _scan(alias, found.query.order.removeprefix("-"), matches is not None, limit):
+            if read and clock.now() > end:
+                found.unfinished.append(alias)
+                break
+            read += len(rows)
+            found.kinds.update([kind_of(row[0]) for row in rows])
+            wanted = rows
+            if kind_wanted:
+                wanted = [row for row in wanted if kind_of(row[0]) == kind_wanted]
+            if matches is not None:
+                wanted = [row for row in wanted if matches(row[0], row[2])]
+            matching += len(wanted)
+            best.add(wanted, alias)
+    finally:
+        found.read += read
+        found.backends[alias] += read
+        found.matching += matching
+
+
+def _scan(alias: str, order: str, searched: bool, seconds: float) -> Iterator[list[Scanned]]:
+    """All holds of a backend, many at a time: no more of them than it takes, where the backend can do that."""
+    settle()
+    verbs = telling(alias)
+    deadline = clock.now() + seconds
+    field = ORDERS[order]
+    fields = [field] if field else []
+    if searched and field != "holder":
+        fields.append("holder")
+    light = verbs.scan_held(fields, deadline)
+    if light is None:
+        for records in _batched(verbs.list_held(deadline), LOOK_EVERY):
+            yield [
+                (each.name, getattr(each, field) if field else _value(each.name, alias, order), each.holder, each)
+                for each in records
+            ]
+        return
+    for rows in light:
+        if searched:
+            yield [(row[0], row[1] if field else _value(row[0], alias, order), row[-1], None) for row in rows]
+        else:
+            yield [(row[0], row[1] if field else _value(row[0], alias, order), None, None) for row in rows]
+
+
+def _value(name: str, alias: str, order: str) -> str:
+    return alias if order == "backend" else name
+
+
+def _batched(records: Iterator[Record], count: int) -> Iterator[list[Record]]:
+    while batch := list(itertools.islice(records, count)):
+        yield batch
+
+
+def explain(error: Exception, alias: str) -> str:
+    """What to show of an error of a backend. Of a stranger's not the text: it may have a password in it."""
+    if isinstance(error, (LockError, ImproperlyConfigured)):
+        return str(error)
+    logger.error("The lock backend %r failed", alias, exc_info=error)
+    return f"{type(error).__name__}; the log says more"
+
+
+def clock_of(records: Sequence[tuple[Record, str]]) -> dict[str, float]:
+    """What time it is at each backend, which a lease tells; the page's own clock may be wrong."""
+    return {
+        alias: record.expires_at - record.expires_in
+        for record, alias in records
+        if record.expires_at is not None and record.expires_in is not None
+    }
+
+
+def _row(record: Record, alias: str, now: dict[str, float]) -> Row:
+    at = now.get(alias, time.time())
+    return Row(
+        backend=alias,
+        name=record.name,
+        key=parse_key(record.name),
+        holder=parse_holder(record.holder),
+        acquired_at=to_datetime(record.acquired_at),
+        held_for=None if record.acquired_at is None else max(0.0, at - record.acquired_at),
+        expires_at=to_datetime(record.expires_at),
+        expires_in=record.expires_in,
+        fencing_token=record.fencing_token,
+    )
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """One hold that somebody saw and wants to end: the fencing token tells it from the key's next hold."""
+
+    backend: str
+    name: str
+    fencing_token: int | None
+
+    def encoded(self) -> str:
+        return json.dumps([self.backend, self.fencing_token, self.name])
+
+    @classmethod
+    def decoded(cls, text: str) -> Target | None:
+        """None for what the page did not write."""
+        try:
+            backend, token, name = json.loads(text)
+            if backend not in lock_backends or not (token is None or type(token) is int):
+                return None
+            return cls(backend, LockKey.parse(name).name, token)
+        except (ValueError, TypeError, RecursionError, ImproperlyConfigured):
+            return None
+
+    @property
+    def key(self) -> LockKey:
+        return LockKey.parse(self.name)
+
+    def verbs(self) -> BaseLockBackend:
+        return lock_backends.verbs(self.backend)
+
+
+class Inspector:
+    """Looks at targets one by one; a backend that failed once is not asked again."""
+
+    def __init__(self) -> None:
+        self.errors: dict[str, str] = {}
+
+    def row(self, target: Target) -> Row | None:
+        """The hold that the key has now, maybe another one; None if none, or if the backend is in ``errors``."""
+        if target.backend in self.errors:
+            return None
+        try:
+            record = target.verbs().inspect(target.name, clock.now() + BACKEND_SECONDS)
+        except Exception as error:
+            self.errors[target.backend] = explain(error, target.backend)
+            return None
+        if record is None:
+            return None
+        item = (record, target.backend)
+        return _row(*item, clock_of([item]))

@@ -1,0 +1,218 @@
+"""How people make a lock: ``lock``, ``task_lock``, ``locked`` and ``attach_lock``."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
+
+from .acquiring import adopt_steps
+from .block import ExitOnStack
+from .concurrency import ThreadBell, run
+from .errors import LockLostError
+from .hold import OwnerId
+from .keys import LockKey
+from .lock import Lock
+from .transactions import current_transactions
+from .types import Seconds
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def lock(
+    key: LockKey | str,
+    *,
+    timeout: Seconds | None = None,
+    ttl: Seconds | None = None,
+    auto_extend: bool = True,
+    hold_at_least: Seconds | None = None,
+    hold_at_most: Seconds | None = None,
+    cancel_on_loss: bool = False,
+    note: str = "",
+    backend: str = "default",
+) -> Lock:
+    """A :class:`Lock` on ``key``, for ``with`` and ``async with``.
+
+    Entering the block raises LockNotAcquiredError if somebody else holds the lock after ``timeout``. All times are
+    seconds, or a timedelta.
+
+    ``timeout``: the total wait; None tries once, now, and ``math.inf`` waits for ever.
+    ``ttl``: the lock is free at most this long after its holder's death; None leaves it to the backend. The block
+    renews its lease every third of it, unless ``auto_extend`` is False.
+    ``hold_at_least``: the lock stays taken for this long, also when its holder is done sooner, so that another host
+    whose clock is late does not run the same cron job again. ImproperlyConfigured on a session lock.
+    ``hold_at_most``: the lock is taken away after this long, told as lost, however alive its holder is.
+    ``cancel_on_loss``: a loss cancels the task in the body, and the block raises LockLostError; ``async with`` only.
+    ``note`` is shown with the holder. ``backend`` is an alias in ``ANGEE_JOBS_LOCKS``.
+
+    Leaving the block raises LockLostError if the lock was lost meanwhile and the body did not raise. Inside
+    ``transaction.atomic()`` the lock is kept until the commit or rollback. TypeError or ValueError for a key or a
+    time that cannot be; ImproperlyConfigured for an unknown backend; LockBackendError if it cannot be used.
+
+    Example::
+
+        with lock("billing-run", ttl=30, timeout=5) as held:
+            for batch in batches:
+                held.check()
+                with transaction.atomic(), held.guard():
+                    save(batch)
+    """
+    return Lock(
+        key,
+        timeout=timeout,
+        ttl=ttl,
+        auto_extend=auto_extend,
+        hold_at_least=hold_at_least,
+        hold_at_most=hold_at_most,
+        cancel_on_loss=cancel_on_loss,
+        note=note,
+        backend=backend,
+    )
+
+
+class task_lock:
+    """``with task_lock(key) as acquired``, or ``async with``: a bool that says whether this task may go on.
+
+    Takes what :func:`lock` takes, and is the same lock; only a refusal is an answer here and not an error. A backend
+    that cannot be used is LockBackendError here too, never False.
+
+    Example::
+
+        with task_lock(record_lock_key("messaging.Channel", channel_id, "sync")) as acquired:
+            if not acquired:
+                return  # somebody else is on it
+            sync(channel_id)
+    """
+
+    def __init__(self, key: LockKey | str, **options: Any) -> None:
+        self._lock = lock(key, **options)
+
+    def __enter__(self) -> bool:
+        mine = self._lock
+        before = mine._before()
+        try:
+            return run(mine._enter_steps(current_transactions(), ThreadBell, False))
+        except BaseException:
+            mine._undo(*before)
+            raise
+
+    def _leave_block(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        self._lock._leave_block(exc_type, exc, traceback)
+
+    if TYPE_CHECKING:
+
+        def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None: ...
+
+    else:
+        __exit__ = ExitOnStack()
+
+    async def __aenter__(self) -> bool:
+        return await self._lock._aenter(raises=False)
+
+    async def __aexit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+        await self._lock._aleave(exc)
+
+
+def _body(function: Any) -> Any:
+    """The function whose code a call of ``function`` runs, be that a partial or an object with ``__call__``."""
+    if not callable(function):
+        raise TypeError(f"@locked decorates functions, and {function!r} is none")
+    while isinstance(function, functools.partial):
+        function = function.func
+    if not inspect.isroutine(function) and not isinstance(function, type):
+        function = type(function).__call__
+    return function
+
+
+def locked(
+    key: LockKey | str | Callable[..., LockKey | str],
+    *,
+    on_refused: Literal["raise", "skip"] = "raise",
+    **options: Any,
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Run each call of the decorated function under a lock.
+
+    ``key`` may be a callable: it is called with the call's arguments. ``on_refused="skip"`` returns None without
+    calling the function when somebody else holds the lock; ``"raise"`` raises LockNotAcquiredError. The other
+    options are those of :func:`lock`. Each call has a lock of its own, so the function may be called from many
+    threads at once. A generator function is a TypeError: its body runs after the call has returned.
+
+    Example::
+
+        @locked(lambda order_id: record_lock_key("shop.Order", order_id, "invoice"), on_refused="skip")
+        def make_invoice(order_id): ...
+    """
+    if on_refused not in ("raise", "skip"):
+        raise ValueError(f'on_refused must be "raise" or "skip", not {on_refused!r}')
+    if not callable(key):
+        lock(key, **options)  # a bad key or option is an error where it is written, not at the first call
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        body = _body(function)
+        if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
+            raise TypeError(
+                f"@locked cannot decorate the generator function {function!r}: its body runs after the call has "
+                f"returned. Put the block into its body."
+            )
+        # The refusal of this call's own lock is a bool here, so that one which the body raises passes through.
+        form = lock if on_refused == "raise" else task_lock
+
+        def block(*args: Any, **kwargs: Any) -> Any:
+            return form(key(*args, **kwargs) if callable(key) else key, **options)
+
+        if inspect.iscoroutinefunction(body):
+
+            @functools.wraps(function)
+            async def acall(*args: P.args, **kwargs: P.kwargs) -> Any:
+                async with block(*args, **kwargs) as acquired:
+                    return await cast("Any", function)(*args, **kwargs) if acquired else None
+
+            return cast("Callable[P, R]", acall)
+
+        @functools.wraps(function)
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            with block(*args, **kwargs) as acquired:
+                return function(*args, **kwargs) if acquired else None
+
+        return call
+
+    return decorate
+
+
+def attach_lock(
+    key: LockKey | str,
+    owner_id: str,
+    *,
+    ttl: Seconds | None = None,
+    auto_extend: bool = True,
+    note: str = "",
+    backend: str = "default",
+) -> Lock:
+    """Adopt a hold that was detached, here or in another process; a :class:`Lock` that holds it.
+
+    The owner id changes in the same step, so this works once: a second delivery of the same message gets
+    LockLostError, and so does one that comes after the time given to ``detach``. From now on the lease is ``ttl``
+    seconds (without one: the backend's). A ``with`` block over the result renews it and releases it at its end.
+
+    Example::
+
+        @task
+        def make_report(report_id, owner_id):
+            with attach_lock(f"export-{report_id}", owner_id, backend="leases"):
+                ...
+    """
+    if type(owner_id) is str:
+        owner_id = OwnerId(owner_id)  # first of all: now no traceback's variables show it
+    attached = Lock(key, ttl=ttl, auto_extend=auto_extend, note=note, backend=backend)
+    if not isinstance(owner_id, str):
+        raise TypeError(f"owner_id must be the text that detach() returned, not {type(owner_id).__name__}")
+    if not owner_id:
+        raise ValueError("owner_id must be the text that detach() returned, and is empty")
+    if not owner_id.isascii():
+        raise LockLostError(f"There is no detached hold of {attached.name} with this owner id", name=attached.name)
+    steps = adopt_steps(attached._verbs(), attached.key, attached.name, owner_id, ttl=attached._ttl, note=note)
+    attached._take(run(steps))
+    attached._attached = True
+    return attached

@@ -1,0 +1,452 @@
+"""A private session with PostgreSQL, driven below the driver's cursors, with a deadline for everything.
+
+Neither Django's connection (its framework closes it, and a caller's transaction may be open on it) nor psycopg's
+``execute`` (which waits for ever for a server that hangs) can carry a lock. So a :class:`Session` is a bare libpq
+connection made from the alias's parameters, whose socket is waited for here.
+
+An exception may strike in mid-query: the deadline's, or a signal handler's. The session then stays *busy*: the answer
+is on its way. It is read before anything else is sent (:meth:`Session.settle`), since dropping the connection would
+neither stop the request nor tell what became of it.
+
+A signal handler that uses locks may interrupt a thread in the middle of a request and use the same session: it reads
+the outer request's answer on the outer request's behalf, and the outer frame finds itself done.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import re
+import select
+import weakref
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from django.core.exceptions import ImproperlyConfigured
+
+from ... import clock, process
+from .parameters import connection_parameters, database_name
+
+if TYPE_CHECKING:
+    from psycopg.pq.abc import PGconn, PGresult
+
+#: A row of an answer: PostgreSQL's text form of each value.
+Row = tuple[bytes | None, ...]
+Parameter = str | int | float | None
+
+#: What a session must not inherit from the user's or the role's settings: limits that would end our requests, or
+#: isolation that would make two tries for one row a serialization failure. By the server's version that has them.
+_DEFAULTS = {
+    "statement_timeout": ("0", 0),
+    "idle_session_timeout": ("0", 140000),
+    "transaction_timeout": ("0", 170000),
+    "default_transaction_isolation": ("read committed", 0),
+    "default_transaction_read_only": ("off", 0),
+    "default_transaction_deferrable": ("off", 0),
+    "synchronous_commit": ("on", 0),
+}
+_PLACEHOLDER = re.compile(rb"\$(\d+)")
+
+#: How long a request waits before it looks whether a signal handler has read its answer for it, in seconds.
+_SLICE_SECONDS = 0.05
+
+# libpq's constants, here as integers so that this module can be imported without the driver.
+_CONNECTION_BAD = 1
+_POLLING_FAILED, _POLLING_READING, _POLLING_WRITING, _POLLING_OK = range(4)
+_TRANSACTION_ACTIVE = 1
+_FATAL_ERROR = 7
+
+
+class SessionLost(Exception):
+    """The connection is dead; ``sent``: the request may have been carried out before it died."""
+
+    def __init__(self, message: str, *, sent: bool) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class NoAnswer(Exception):
+    """The deadline came first; ``sent``: the request may have been, or may yet be, carried out."""
+
+    def __init__(self, *, sent: bool) -> None:
+        super().__init__("no answer in time")
+        self.sent = sent
+
+
+class Statement:
+    """One SQL statement, with ``$1`` and so on for its parameters."""
+
+    __slots__ = ("name", "sql")
+    _numbers = itertools.count(1)  # one step is atomic: two statements of one name would be taken for each other
+
+    def __init__(self, sql: str) -> None:
+        self.sql = " ".join(sql.split()).encode()
+        self.name = b"angee_%d" % next(Statement._numbers)
+
+
+class Request:
+    """One statement under way. ``owner``: the hold that it is about, if any."""
+
+    __slots__ = ("done", "owner", "results")
+
+    def __init__(self, owner: str = "") -> None:
+        self.owner = owner
+        self.done = False
+        self.results: list[PGresult] = []
+
+
+def wait_for(fd: int, seconds: float, *, reading: bool = True, writing: bool = False) -> bool:
+    """Wait until the socket can be read or written, as asked for; False after ``seconds``."""
+    seconds = max(seconds, 0.0)
+    if not hasattr(select, "poll"):  # Windows
+        return any(select.select([fd] if reading else [], [fd] if writing else [], [], seconds))
+    poll = select.poll()
+    poll.register(fd, (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0))
+    return bool(poll.poll(min(seconds * 1000, 2**31 - 1)))
+
+
+class Session:
+    """One connection. Used by one thread at a time, which whoever owns the session sees to.
+
+    ``settings`` are made on the server's side for as long as the session lives, on a direct connection; where a
+    pooler is in between, nothing is left on the server's connection, which may be another client's next.
+    """
+
+    def __init__(
+        self,
+        alias: str,
+        deadline: float,
+        settings: dict[str, str] | None = None,
+        forced: dict[str, str] | None = None,
+        **extra: str,
+    ) -> None:
+        """Connect, within the deadline.
+
+        ``extra``: parameters for libpq where the user has not set them; ``forced``: also where they have.
+        """
+        self.alias = alias
+        self.database = database_name(alias)
+        self.generation = process.generation
+        self.pending: Request | None = None
+        self.direct = False
+        #: The server's process at the time of connecting; behind a pooler it may change.
+        self.server_pid = 0
+        self.in_recovery = False
+        self.notifications: list[tuple[str, str]] = []
+        self._pgconn: PGconn | None = None
+        #: The name of each statement that was used here before; empty until it was worth preparing.
+        self._prepared: dict[Statement, bytes] = {}
+        self._epoch = 0
+        self._poll: Any = None
+        self._prefix = b""
+        _sessions[id(self)] = self
+        try:
+            self._connect(deadline, settings or {}, extra, forced or {})
+        except BaseException:
+            self.close()
+            raise
+
+    def _connect(
+        self, deadline: float, settings: dict[str, str], extra: dict[str, str], forced: dict[str, str]
+    ) -> None:
+        from psycopg import Error, conninfo, pq
+
+        parameters, role = connection_parameters(self.alias)
+        try:
+            text = conninfo.make_conninfo("", **(extra | parameters | forced))
+        except Error as error:
+            raise ImproperlyConfigured(f"The database {self.alias!r} cannot be connected to: {error}") from error
+        pgconn = self._pgconn = pq.PGconn.connect_start(text.encode())
+        while True:
+            state = _POLLING_FAILED if pgconn.status == _CONNECTION_BAD else pgconn.connect_poll()
+            if state == _POLLING_OK:
+                break
+            if state not in (_POLLING_READING, _POLLING_WRITING):
+                raise SessionLost(_message(pgconn), sent=False)
+            reading = state == _POLLING_READING
+            if not wait_for(pgconn.socket, deadline - clock.now(), reading=reading, writing=not reading):
+                raise NoAnswer(sent=False)
+        pgconn.nonblocking = 1
+        self._set_up(pgconn, deadline, settings, role)
+
+    def _set_up(self, pgconn: PGconn, deadline: float, settings: dict[str, str], role: str | None) -> None:
+        """Find out whether this is a direct connection and make it ours, in one round trip."""
+        version = pgconn.server_version
+        wanted = {name: value for name, (value, since) in _DEFAULTS.items() if version >= since} | settings
+        if role:
+            wanted["role"] = role
+        parameters: list[Parameter] = [pgconn.backend_pid]
+        calls = []
+        for name, value in wanted.items():
+            parameters += [name, value]
+            calls.append(f"set_config(${len(parameters) - 1}::text, ${len(parameters)}::text, false)")
+        # libpq is told the server's process by whoever it talks to. Where that is not the server, it is a pooler.
+        sql = (
+            f"SELECT pg_backend_pid(), pg_is_in_recovery(), "
+            f"CASE WHEN pg_backend_pid() = $1::int THEN concat({', '.join(calls)}) END"
+        )
+        try:
+            [(pid, recovery, _)] = self.execute(Statement(sql), parameters, deadline)
+        except NoAnswer:
+            raise NoAnswer(sent=False) from None
+        assert pid is not None
+        self.server_pid = int(pid)
+        self.in_recovery = recovery == b"t"
+        self.direct = self.server_pid == pgconn.backend_pid
+        if not self.direct:
+            # Sent along with each statement, in one implicit transaction, after which nothing of it is left.
+            self._prefix = (
+                b"SET TRANSACTION ISOLATION LEVEL READ COMMITTED; SET LOCAL statement_timeout = 0; "
+                b"SET LOCAL synchronous_commit = on; "
+            )
+            if role:
+                from psycopg import pq
+
+                self._prefix += b"SET LOCAL ROLE %s; " % bytes(pq.Escaping(pgconn).escape_identifier(role.encode()))
+
+    # Requests.
+
+    @property
+    def open(self) -> bool:
+        """Whether the connection was alive when it was used last; :meth:`look` asks the socket."""
+        return self._pgconn is not None and self._pgconn.status != _CONNECTION_BAD
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is outstanding."""
+        return self._pgconn is not None and self._pgconn.transaction_status == _TRANSACTION_ACTIVE
+
+    @property
+    def pending_owner(self) -> str | None:
+        """Whose request is not answered yet: empty for one that is about no hold; None if there is none."""
+        pending = self.pending
+        return pending.owner if self.busy and pending is not None else None
+
+    def execute(
+        self, statement: Statement, parameters: Sequence[Parameter], deadline: float, owner: str = ""
+    ) -> list[Row]:
+        """The rows of one statement. Raises SessionLost, NoAnswer, or psycopg's error if the server refused it."""
+        if self.busy:
+            try:
+                self.settle(deadline)
+            except NoAnswer:
+                raise NoAnswer(sent=False) from None
+            except SessionLost as error:
+                raise SessionLost(str(error), sent=False) from error.__cause__
+        if not self.look():
+            raise SessionLost("the server has closed the connection", sent=False)
+        request = Request(owner)
+        outer, self.pending = self.pending, request
+        self._send(statement, parameters, deadline)
+        self._read(request, deadline)
+        self.pending = outer
+        return _rows(request.results)
+
+    def settle(self, deadline: float) -> None:
+        """Read the answer to what was interrupted or not answered in time."""
+        while self.busy:
+            request = self.pending
+            if request is None or request.done:
+                request = self.pending = Request()
+            self._read(request, deadline)
+
+    def look(self) -> bool:
+        """Take what has come unasked: notifications, or the news that the connection is dead (False)."""
+        pgconn = self._pgconn
+        if pgconn is None or pgconn.status == _CONNECTION_BAD:
+            return False
+        try:
+            while self._readable(0):
+                pgconn.consume_input()
+                if self.busy:
+                    return True
+                self._take_notifications(pgconn)
+                if pgconn.status == _CONNECTION_BAD:
+                    return False
+        except _operational_error():
+            return False
+        return True
+
+    def _send(self, statement: Statement, parameters: Sequence[Parameter], deadline: float) -> None:
+        pgconn = self._pgconn
+        assert pgconn is not None
+        values = [None if value is None else str(value).encode() for value in parameters]
+        try:
+            if not self.direct and self.server_pid:
+                pgconn.send_query(self._prefix + _literally(pgconn, statement.sql, values))
+                return
+            name = self._prepared.get(statement)
+            if name is None:
+                self._prepared[statement] = b""
+                pgconn.send_query_params(statement.sql, values)
+                return
+            if not name:  # the second time: worth preparing
+                name = b"%s_%d" % (statement.name, self._epoch)
+                request, self.pending = self.pending, Request()
+                pgconn.send_prepare(name, statement.sql)
+                self._read(self.pending, deadline)
+                from psycopg.errors import DuplicatePreparedStatement
+
+                try:
+                    _rows(self.pending.results)
+                except DuplicatePreparedStatement:  # interrupted just after it had been prepared
+                    pass
+                self.pending = request
+                self._prepared[statement] = name
+            pgconn.send_query_prepared(name, values)
+        except NoAnswer:
+            raise NoAnswer(sent=False) from None  # the statement was only being prepared
+        except _operational_error() as error:
+            raise SessionLost(str(error), sent=True) from error
+
+    def forget_prepared(self) -> bool:
+        """The server has lost, or no longer wants, what was prepared. False if nothing was."""
+        if not any(self._prepared.values()):
+            return False
+        self._prepared.clear()
+        self._epoch += 1
+        return True
+
+    def _read(self, request: Request, deadline: float) -> None:
+        """Wait for the whole answer. What comes is kept in ``request``, whoever reads it."""
+        pgconn = self._pgconn
+        if pgconn is None:
+            raise SessionLost("the session was closed", sent=True)
+        try:
+            while pgconn.flush():
+                if not wait_for(pgconn.socket, deadline - clock.now(), writing=True):
+                    raise NoAnswer(sent=True)
+                pgconn.consume_input()
+            while not request.done:
+                if pgconn.is_busy():
+                    left = deadline - clock.now()
+                    if self._readable(left if left < _SLICE_SECONDS else _SLICE_SECONDS):
+                        pgconn.consume_input()
+                    elif left <= _SLICE_SECONDS and not request.done:
+                        raise NoAnswer(sent=True)
+                    continue
+                result = pgconn.get_result()
+                if result is None:
+                    request.done = True
+                else:
+                    request.results.append(result)
+        except _operational_error() as error:
+            raise SessionLost(str(error), sent=True) from error
+        if pgconn.status == _CONNECTION_BAD:
+            raise SessionLost(_message(pgconn, request.results), sent=True)
+        if pgconn.transaction_status > _TRANSACTION_ACTIVE:
+            # No statement of ours opens a transaction; whoever did, it would keep a snapshot and locks.
+            raise SessionLost("the session is in a transaction", sent=True)
+        self._take_notifications(pgconn)
+
+    def _readable(self, seconds: float) -> bool:
+        """Wait until something has come; False after ``seconds``."""
+        # One object for all requests, but never two calls of it at once: a signal handler makes its own.
+        poll, self._poll = self._poll, None
+        if poll is None:
+            assert self._pgconn is not None
+            if not hasattr(select, "poll"):  # Windows
+                return wait_for(self._pgconn.socket, seconds)
+            poll = select.poll()
+            poll.register(self._pgconn.socket, select.POLLIN)
+        try:
+            return bool(poll.poll(seconds * 1000 if seconds > 0 else 0))
+        finally:
+            self._poll = poll
+
+    def _take_notifications(self, pgconn: PGconn) -> None:
+        while (notification := pgconn.notifies()) is not None:
+            self.notifications.append((notification.relname.decode(), notification.extra.decode()))
+
+    def fileno(self) -> int:
+        """The socket, for those who wait for notifications."""
+        assert self._pgconn is not None
+        return self._pgconn.socket
+
+    # The end.
+
+    def close(self) -> None:
+        """Close the connection. A session that was inherited by a fork is the parent's, and is only forgotten."""
+        pgconn, self._pgconn = self._pgconn, None
+        _sessions.pop(id(self), None)
+        if pgconn is not None and self.generation == process.generation:
+            pgconn.finish()
+
+    def _park(self) -> None:
+        """In a forked child: let go of the parent's socket without a word to the server.
+
+        Were it left open, the server would not see the parent's death as long as the child lives.
+        """
+        pgconn, self._pgconn = self._pgconn, None
+        _parked.append(pgconn)
+        try:
+            fd = pgconn.socket if pgconn is not None else -1
+        except Exception:  # still being connected, or dead
+            return
+        if fd >= 0:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.dup2(nowhere, fd)
+            os.close(nowhere)
+
+
+def _literally(pgconn: PGconn, sql: bytes, values: Sequence[bytes | None]) -> bytes:
+    """The statement with its parameters written into it, for poolers that know no more than the simple protocol."""
+    from psycopg import pq
+
+    escaping = pq.Escaping(pgconn)
+    literals = [b"NULL" if value is None else bytes(escaping.escape_literal(value)) for value in values]
+    return _PLACEHOLDER.sub(lambda match: literals[int(match[1]) - 1], sql)
+
+
+def _rows(results: list[PGresult]) -> list[Row]:
+    """The rows of the one result that has any; the others are of settings in front of the statement.
+
+    Not "the last": a signal handler that read along may have left them out of order.
+    """
+    rows: list[Row] = []
+    for result in results:
+        if result.status == _FATAL_ERROR:
+            from psycopg.errors import error_from_result
+
+            raise error_from_result(result)
+        columns = range(result.nfields)
+        rows += [tuple([result.get_value(at, column) for column in columns]) for at in range(result.ntuples)]
+    return rows
+
+
+def _message(pgconn: PGconn, results: Sequence[PGresult] = ()) -> str:
+    for result in results:
+        if result.status == _FATAL_ERROR:
+            return result.get_error_message()
+    return pgconn.get_error_message().strip() or "the connection was lost"
+
+
+def _operational_error() -> Any:
+    from psycopg import OperationalError
+
+    return OperationalError
+
+
+#: Every session of this process that is open, for the fork; and what a fork left, which must never be finalized.
+_sessions: weakref.WeakValueDictionary[int, Session] = weakref.WeakValueDictionary()
+_parked: list[object] = []
+
+
+def _after_fork() -> None:
+    for session in list(_sessions.values()):
+        session._park()
+    _sessions.clear()
+
+
+process.on_fork(in_child=_after_fork)
+
+
+def number(value: bytes | None) -> float | None:
+    """A number in PostgreSQL's text form."""
+    return None if value is None else float(value)
+
+
+def milliseconds(seconds: float) -> str:
+    """A duration in the form that PostgreSQL's settings take: never 0, which would mean no limit."""
+    return str(max(1, math.floor(seconds * 1000)))

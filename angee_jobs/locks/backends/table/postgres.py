@@ -1,0 +1,322 @@
+"""The lock table on PostgreSQL: rows of :class:`~angee_jobs.models.TaskLock`, one statement per verb.
+
+A released row stays, free, so that the next grant is an update in place that sees the last fencing token; reaping,
+and the backend itself every so often, remove what nobody has used for a while. See
+docs/decisions/010-lock-table-rows.md.
+
+A try that is refused writes nothing. One that may win waits for the row's lock at most ``ROW_SECONDS``, since a
+stranger's transaction may have it. All times are ``clock_timestamp()``: ``now()`` is when the transaction began.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import secrets
+from collections.abc import Collection, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ... import clock
+from ...errors import LockBackendError
+from ...keys import name_digest
+from ..base import Extension, Grant, Record, finite, owner_digest
+from ..postgres.listener import Listener
+from ..postgres.parameters import require_psycopg
+from ..postgres.pool import Pool, RowLocked
+from ..postgres.session import Parameter, Row, Statement, milliseconds, number
+from . import TableLockBackend
+from . import postgres_sql as sql
+
+if TYPE_CHECKING:
+    from django.core.checks import CheckMessage
+
+#: At most so many sessions of a process; several, because commits that are made at once share one write of the log.
+SESSIONS = 4
+#: A request waits at most this long for the lock of a row, in seconds, and at most this share of its time.
+ROW_SECONDS, ROW_SHARE = 1.0, 0.6
+#: A grant that took longer than this was not one, in seconds: see the decision record.
+GRANT_SECONDS = 30.0
+#: After so many releases, some rows are looked at and removed if they are free and idle.
+TIDY_EVERY = 2000
+#: A pass of the reaper that began so long ago was broken off, in seconds.
+PASS_SECONDS = 600.0
+#: Behind a pooler, all the keys that are waited for are looked at in one request, first after ``POLL_FASTEST`` seconds
+#: and then, while nothing happens, ever more seldom.
+POLL_FASTEST, POLL_SLOWEST, POLL_GROWTH = 0.01, 0.2, 1.3
+
+
+def _array(values: Collection[str | float]) -> str:
+    """PostgreSQL's text form of an array of digests, hashes or numbers, which need no quoting."""
+    return "{" + ",".join(map(str, values)) + "}"
+
+
+def _patience(deadline: float) -> str:
+    """How long a statement that has until ``deadline`` may wait for a row, as ``lock_timeout`` wants it."""
+    return milliseconds(min(ROW_SECONDS, (deadline - clock.now()) * ROW_SHARE))
+
+
+class PostgresTableLockBackend(TableLockBackend):
+    """What ``TableLockBackend`` is on a PostgreSQL alias.
+
+    On a direct connection a waiter is told of a release by a notification. Through a pooler, which delivers none,
+    ``push`` turns False and one request per process looks after all the keys that it waits for, 5 to 100 times a
+    second.
+    """
+
+    def __init__(self, *, alias: str = "default", ttl: Any = 30) -> None:
+        super().__init__(alias=alias, ttl=ttl)
+        require_psycopg(alias)
+        self._pool = Pool(self.db_alias, SESSIONS, fallback_application_name="angee_jobs table")
+        self._listener = Listener(self.db_alias, sql.CHANNEL)
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._until_tidy = TIDY_EVERY
+        self._reaped_to, self._pass_began = "", 0.0
+        #: The keys that are waited for: the name of each digest, and when it was last asked for.
+        self._waited: dict[str, tuple[str, float]] = {}
+        self._poll_pause = POLL_FASTEST
+
+    @property
+    def push(self) -> bool:  # type: ignore[override]
+        return self._pool.direct is not False
+
+    def _rows(
+        self, statement: Statement, *parameters: Parameter, deadline: float, owner: str = "", again: bool = True
+    ) -> list[Row]:
+        # Nearly every verb may be sent twice, should the connection die before the answer.
+        return self._pool.run(statement, parameters, deadline, owner=owner, again=again)
+
+    # The verbs.
+
+    def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        return self._acquire(sql.ACQUIRE, name, owner, ttl, holder, deadline)
+
+    def acquire_next(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        return self._acquire(sql.ACQUIRE_NEXT, name, owner, ttl, holder, deadline)
+
+    def _acquire(
+        self, statement: Statement, name: str, owner: str, ttl: float, holder: str, deadline: float
+    ) -> Grant | None:
+        started = clock.now()
+        digest, hashed = name_digest(name), owner_digest(owner)
+        try:
+            rows = self._rows(
+                statement, digest, name, hashed, holder, ttl, _patience(deadline), deadline=deadline, owner=hashed
+            )
+        except RowLocked:
+            if self.inspect(name, deadline) is not None:
+                return None
+            raise
+        if clock.now() - started > GRANT_SECONDS:
+            raise LockBackendError(f"The grant of {name} came too late to count", name=name, uncertain=True)
+        return _grant(rows)
+
+    def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
+        owners = {owner_digest(each.owner): each.owner for each in extensions}
+        try:
+            rows = self._rows(
+                sql.EXTEND,
+                _array([name_digest(each.name) for each in extensions]),
+                _array(owners),
+                _array([each.ttl for each in extensions]),
+                _patience(deadline),
+                deadline=deadline,
+            )
+        except RowLocked as locked:
+            if len(extensions) == 1:
+                raise
+            return self._extend_singly(extensions, deadline, locked)
+        return [owners[row[0].decode()] for row in rows if row[0]]
+
+    def _extend_singly(self, extensions: Sequence[Extension], deadline: float, locked: RowLocked) -> Collection[str]:
+        """A stranger has locked one row: it must not take the others with it."""
+        extended: list[str] = []
+        failed = False
+        for each in extensions:
+            # A short wait for each, so that one row that is stuck leaves time for the others.
+            limit = min(deadline, clock.now() + ROW_SECONDS / 4)
+            try:
+                extended += self.extend([each], limit)
+            except LockBackendError:  # that row is locked, or there was no answer in time; either takes no other along
+                failed = True
+        if failed:
+            locked.extended = extended
+            raise locked
+        return extended
+
+    def release(self, name: str, owner: str, deadline: float) -> bool:
+        hashed = owner_digest(owner)
+        self._pool.settle(hashed, deadline)  # or a grant that was given up waiting for could come after this
+        rows = self._rows(
+            sql.RELEASE, name_digest(name), hashed, _patience(deadline), deadline=deadline, owner=hashed, again=False
+        )
+        self._until_tidy -= 1
+        if self._until_tidy <= 0:
+            self._until_tidy = TIDY_EVERY
+            self._tidy(min(deadline, clock.now() + 1.0))
+        return bool(rows)
+
+    def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        rows = self._rows(
+            sql.ADOPT, name_digest(name), owner_digest(owner), owner_digest(heir), holder, ttl, _patience(deadline),
+            deadline=deadline, owner=owner_digest(heir), again=False,
+        )  # fmt: skip
+        return _grant(rows)
+
+    def inspect(self, name: str, deadline: float) -> Record | None:
+        rows = self._rows(sql.INSPECT, name_digest(name), deadline=deadline)
+        return _record(rows[0]) if rows else None
+
+    def list_held(self, deadline: float) -> Iterator[Record]:
+        # First which there are, in one scan: to walk through the dead in the order of the digests takes far longer.
+        seconds = deadline - clock.now()
+        digests = [(row[0] or b"").decode() for row in self._rows(sql.DIGESTS, deadline=deadline)]
+        for at in range(0, len(digests), sql.PAGE_ROWS):
+            page = _array(digests[at : at + sql.PAGE_ROWS])
+            yield from map(_record, self._rows(sql.HELD, page, deadline=clock.now() + seconds))
+
+    def scan_held(self, fields: Sequence[str], deadline: float) -> Iterator[Sequence[tuple[Any, ...]]]:
+        rows = self._rows(sql.scan(tuple(fields)), deadline=deadline)
+        readers = [_text, *(_text if field == "holder" else number for field in fields)]
+        for at in range(0, len(rows), sql.PAGE_ROWS):
+            columns = zip(*rows[at : at + sql.PAGE_ROWS], strict=True)
+            yield list(zip(*(map(read, column) for read, column in zip(readers, columns, strict=True)), strict=True))
+
+    def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
+        return [*map(_record, self._rows(sql.HELD, _array([*map(name_digest, names)]), deadline=deadline))]
+
+    def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
+        return self._pages(sql.EXPIRED, deadline, grace)
+
+    def _pages(self, statement: Statement, deadline: float, *parameters: Parameter) -> Iterator[Record]:
+        """One short statement per page, so that a slow reader keeps no snapshot. Each has as long as the first."""
+        seconds = deadline - clock.now()
+        after = ""
+        while rows := self._rows(statement, after, *parameters, deadline=deadline):
+            yield from (_record(row[1:]) for row in rows)
+            if len(rows) < sql.PAGE_ROWS:
+                return
+            after = (rows[-1][0] or b"").decode()
+            deadline = clock.now() + seconds
+
+    def reap(self, grace: float, batch_size: int, deadline: float) -> int:
+        # From where the last batch ended: the next one need not pass again what lives, or was removed, before it. So
+        # one pass removes what had expired when it began; one that was broken off long ago is followed by another.
+        if not self._reaped_to:
+            self._pass_began = clock.now()
+        removed = self._reap(grace, batch_size, deadline)
+        if removed < batch_size and clock.now() - self._pass_began > PASS_SECONDS:
+            self._reaped_to = ""
+            removed += self._reap(grace, batch_size - removed, deadline)
+        if removed < batch_size:
+            self._reaped_to = ""
+            half = (clock.now() + deadline) / 2
+            with contextlib.suppress(LockBackendError):  # what was reaped counts, and the idle can wait
+                while _count(self._rows(sql.SWEEP, batch_size, deadline=deadline)) == batch_size and clock.now() < half:
+                    pass
+        return removed
+
+    def _reap(self, grace: float, limit: int, deadline: float) -> int:
+        rows = self._rows(sql.REAP, grace, limit, self._reaped_to, deadline=deadline, again=False)
+        self._reaped_to = (rows[0][1] or b"").decode()
+        return _count(rows)
+
+    def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
+        rows = self._rows(
+            sql.FORCE, name_digest(name), _patience(deadline), fencing_token, deadline=deadline, again=False
+        )
+        return _record(rows[0][1:]) if rows else None
+
+    def remaining(self, name: str, deadline: float) -> float | None:
+        digest = name_digest(name)
+        self._waited[digest] = (name, clock.now())
+        rows = self._rows(sql.LEFT, digest, deadline=deadline)
+        if not rows:
+            return None
+        left, waited = number(rows[0][0]), number(rows[0][1])
+        if not self.push or (waited is not None and waited >= sql.WAITED_ANEW):
+            return left
+        try:
+            rows = self._rows(sql.MARK, digest, _patience(deadline), deadline=deadline)
+        except RowLocked:  # the wait goes on without the mark, at the fallback interval
+            return left
+        return number(rows[0][0]) if rows else None
+
+    def wait_for_change(self, seconds: float) -> Collection[str] | None:
+        if self.push:
+            heard = self._listener.wait(seconds)
+            if heard is None:
+                return None
+            waited = self._waited
+            return [waited[digest][0] for digest in heard if digest in waited]
+        return self._poll(seconds)
+
+    def stop_watching(self) -> None:
+        self._waited.clear()
+        self._listener.stop()
+        self._wake.put(None)
+
+    def close(self) -> None:
+        self._pool.close()
+
+    def check_database(self, databases: Collection[str]) -> list[CheckMessage]:
+        from ..postgres.checks import check_postgres
+
+        return check_postgres(self.db_alias, ("angee_jobs_fencing_token", sql.TABLE), databases, None)
+
+    # Inside.
+
+    def _poll(self, seconds: float) -> Collection[str]:
+        """Look at all the keys that are waited for, until one is free or ``seconds`` are over."""
+        end = clock.now() + seconds
+        while (left := end - clock.now()) > 0:
+            try:
+                self._wake.get(timeout=min(self._poll_pause, left))
+                break  # nobody waits any more
+            except queue.Empty:
+                pass
+            recent = clock.now() - sql.WAITED_SECONDS
+            names = {digest: name for digest, (name, asked) in list(self._waited.items()) if asked > recent}
+            for digest in self._waited.keys() - names.keys():
+                self._waited.pop(digest, None)
+            rows = self._rows(sql.STILL_HELD, _array(names), deadline=clock.now() + max(left, 1.0))
+            held = {row[0].decode() for row in rows if row[0]}
+            if free := [name for digest, name in names.items() if digest not in held]:
+                self._poll_pause = POLL_FASTEST
+                return free
+            self._poll_pause = min(self._poll_pause * POLL_GROWTH, POLL_SLOWEST)
+        return ()
+
+    def _tidy(self, deadline: float) -> None:
+        """Remove idle rows among some that follow a random digest: a bounded, fair sample, however large the table."""
+        try:
+            self._rows(sql.TIDY, secrets.token_hex(32), deadline=deadline)
+        except LockBackendError:
+            pass  # a matter of size only; the next one comes soon
+
+
+def _grant(rows: list[Row]) -> Grant | None:
+    if not rows:
+        return None
+    token, acquired_at, expires_at = rows[0]
+    assert token is not None
+    return Grant(int(token), number(acquired_at), number(expires_at))
+
+
+def _record(row: Row) -> Record:
+    name, holder, acquired_at, expires_at, expires_in, token = row[:6]
+    return Record(
+        name=(name or b"").decode(),
+        holder=(holder or b"").decode(),
+        acquired_at=finite(number(acquired_at)),
+        expires_at=finite(number(expires_at)),
+        expires_in=finite(number(expires_in)),
+        fencing_token=int(token or 0),
+    )
+
+
+def _text(value: bytes | None) -> str:
+    return (value or b"").decode()
+
+
+def _count(rows: list[Row]) -> int:
+    return int(rows[0][0] or 0)

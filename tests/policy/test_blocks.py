@@ -1,0 +1,78 @@
+"""What a block costs, and what it leaves, where no promise would show it."""
+
+import asyncio
+import contextlib
+import gc
+import threading
+import weakref
+
+import pytest
+
+from angee_jobs.locks import lock, task_lock
+from angee_jobs.locks.renewal import Dropped, renewer
+from tests.support.servers import eventually
+
+
+@pytest.fixture
+def notes(monkeypatch):
+    """What the renewal thread is told, while this test lasts."""
+    told = []
+    take = renewer._take
+    monkeypatch.setattr(renewer, "_take", lambda note: (told.append(note), take(note)))
+    with lock("starts-the-thread"):
+        pass
+    return told
+
+
+def the_thread_has_read():
+    read = threading.Event()
+    renewer.post(read.set)
+    assert read.wait(10)
+
+
+@pytest.mark.parametrize("form", [lock, task_lock])
+def test_a_block_that_is_left_says_nothing_to_the_renewal_thread(notes, form):
+    """An interpreter that drops what it calls before the call would look like a block that nobody left."""
+    gc.collect()  # what other tests have left says what it has to say
+    the_thread_has_read()
+    notes.clear()
+    for _ in range(20):
+        with form("left"):
+            pass
+        with contextlib.suppress(KeyError), form("raises"):
+            raise KeyError
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(form("stacked"))
+    the_thread_has_read()
+    assert [note for note in notes if isinstance(note, Dropped)] == []
+
+
+def test_a_lock_is_gone_when_nobody_has_it_any_more():
+    """No cycle keeps it until the next collection: what it holds would stay taken until then."""
+    gc.collect()
+    gc.disable()
+    try:
+        for used in ("block", "pair", "by hand", "coroutine"):
+            mine = lock(f"gone-{used}".replace(" ", "-"))
+            if used == "block":
+                with mine:
+                    pass
+            elif used == "pair":
+                assert mine.acquire()
+                assert mine.release()
+            elif used == "by hand":
+                mine.__enter__()
+                mine.__exit__(None, None, None)
+            else:
+
+                async def enter(mine=mine):
+                    async with mine:
+                        pass
+
+                asyncio.run(enter())
+                del enter
+            watched = weakref.ref(mine)
+            del mine
+            eventually(lambda watched=watched: watched() is None, what=used)  # a thread may be dropping it
+    finally:
+        gc.enable()

@@ -1,0 +1,131 @@
+"""What the tests of the PostgreSQL backends share."""
+
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import pytest
+from django.conf import settings
+from django.db import connections
+
+from angee_jobs.locks import clock, lock_backends
+from angee_jobs.locks.backends.postgres import pool as pg_pool
+from angee_jobs.locks.errors import LockBackendError
+
+SECONDS = 5.0
+
+
+def within(seconds: float = SECONDS) -> float:
+    """A deadline."""
+    return clock.now() + seconds
+
+
+@contextlib.contextmanager
+def sessions_stay(*lock_aliases: str) -> Iterator[None]:
+    """Between requests, as they do outside of a test run; those of these lock backends until the end of the block."""
+    with mock.patch.object(pg_pool, "in_test_run", return_value=False):
+        try:
+            yield
+        finally:
+            for alias in lock_aliases:
+                lock_backends.verbs(alias).close()
+
+
+@pytest.fixture
+def in_production() -> Iterator[None]:
+    """The sessions of every backend on PostgreSQL stay open."""
+    with sessions_stay(*(alias for alias in settings.ANGEE_JOBS_LOCKS if alias.startswith("postgres"))):
+        yield
+
+
+@contextlib.contextmanager
+def alias_with(name: str = "special", base: str = "postgres", **changes: Any) -> Iterator[str]:
+    """A database alias like `base` with other settings."""
+    connections.settings[name] = connections.settings[base] | changes
+    try:
+        yield name
+    finally:
+        with contextlib.suppress(AttributeError):
+            connections[name].close()
+            del connections[name]
+        del connections.settings[name]
+
+
+@contextlib.contextmanager
+def database_defaults(server: Any, **settings: str) -> Iterator[None]:
+    """What an administrator has made the default of the test database."""
+    server.query("SELECT 1")
+    for name, value in settings.items():
+        server.query(f"ALTER DATABASE angee_tests SET {name} = '{value}'", dbname="postgres")
+    try:
+        yield
+    finally:
+        server.query("ALTER DATABASE angee_tests RESET ALL", dbname="postgres")
+
+
+class Interrupt(Exception):
+    """What a signal handler raises."""
+
+
+@contextlib.contextmanager
+def interrupted_after(seconds: float, handler: Callable[[], object] | None = None) -> Iterator[None]:
+    """Raise Interrupt at whatever instruction the block is in after `seconds`, or call `handler` there."""
+
+    def strike(signum: int, frame: object) -> None:
+        if handler is not None:
+            handler()
+        elif frame is not None and "hypothesis" in frame.f_code.co_filename:
+            # It listens to the garbage collector, and what is raised there is dropped.
+            signal.setitimer(signal.ITIMER_REAL, 0.0001)
+        else:
+            raise Interrupt
+
+    before = signal.signal(signal.SIGALRM, strike)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, seconds)
+        try:
+            yield
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+
+
+def give_up(backend: Any, name: str, owner: str, seconds: float = 10.0) -> None:
+    """What the renewal thread does with an acquire whose outcome is unknown."""
+    limit = clock.now() + seconds
+    while True:
+        try:
+            backend.release(name, owner, clock.now() + 1.0)
+            return
+        except LockBackendError:
+            if clock.now() > limit:
+                raise
+            threading.Event().wait(0.02)
+
+
+def in_threads(count: int, work: Callable[[int], object]) -> list[Any]:
+    """The results of `work(0)` ... `work(count - 1)`, all at once; the first error is raised."""
+    results: list[Any] = [None] * count
+    errors: list[BaseException] = []
+
+    def run(number: int) -> None:
+        try:
+            results[number] = work(number)
+        except BaseException as error:
+            errors.append(error)
+        finally:
+            connections.close_all()
+
+    threads = [threading.Thread(target=run, args=[number], daemon=True) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    if errors:
+        raise errors[0]
+    assert not any(thread.is_alive() for thread in threads)
+    return results

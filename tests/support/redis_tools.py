@@ -1,0 +1,110 @@
+"""What the tests of the Redis backend share."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from django.test.utils import override_settings
+
+from angee_jobs.locks import LockKey, lock_backends
+from angee_jobs.locks.backends.redis.backend import RedisLockBackend
+from angee_jobs.locks.clock import now
+from tests.support.servers import RespServer
+
+DJANGO = "django.core.cache.backends.redis.RedisCache"
+DJANGO_REDIS = "django_redis.cache.RedisCache"
+
+
+def soon(seconds: float = 5.0) -> float:
+    """A deadline."""
+    return now() + seconds
+
+
+def new_name() -> str:
+    return LockKey("test", (secrets.token_hex(6),)).name
+
+
+def new_owner() -> str:
+    return secrets.token_hex(16)
+
+
+def url(server: RespServer, query: str = "") -> str:
+    return f"unix://{server.socket_path}{query}"
+
+
+@contextlib.contextmanager
+def backend_for(entry: dict[str, Any], **options: Any) -> Iterator[RedisLockBackend]:
+    """The lock backend "temporary" over a cache with that entry in CACHES."""
+    if entry["BACKEND"] == DJANGO_REDIS:
+        from django_redis.pool import ConnectionFactory
+
+        ConnectionFactory._pools.clear()  # kept by URL alone, whatever the other options are
+    locks = {"temporary": {"BACKEND": "angee_jobs.locks.RedisLockBackend", "OPTIONS": {"cache": "temporary"} | options}}
+    with override_settings(CACHES={"temporary": entry}, ANGEE_JOBS_LOCKS=locks):
+        backend = lock_backends["temporary"]
+        assert isinstance(backend, RedisLockBackend)
+        try:
+            yield backend
+        finally:
+            backend.stop_watching()
+            backend.close()
+            # Its server goes now: the renewal thread must not try to release there, and log that into later tests.
+            backend.release = lambda name, owner, deadline: True
+
+
+class FakeServer:
+    """Listens on a port of its own and answers as it is told, once the driver's handshake is over.
+
+    ``answer`` gets the words of a request and returns the bytes to send; None closes the connection.
+    """
+
+    def __init__(self, answer: Callable[[list[bytes]], bytes | None]) -> None:
+        self._answer = answer
+        self._last: socket.socket | None = None
+        self.requests: list[list[bytes]] = []
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def __enter__(self) -> FakeServer:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._listener.close()
+
+    @property
+    def cache(self) -> dict[str, Any]:
+        return {"BACKEND": DJANGO, "LOCATION": f"redis://127.0.0.1:{self.port}"}
+
+    def say(self, unasked: bytes) -> None:
+        """Send something on the connection of the last request."""
+        assert self._last is not None
+        self._last.sendall(unasked)
+
+    def _serve(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                threading.Thread(target=self._talk, args=(connection,), daemon=True).start()
+
+    def _talk(self, connection: socket.socket) -> None:
+        with connection, connection.makefile("rb") as stream, contextlib.suppress(OSError, ValueError):
+            while line := stream.readline():
+                words = []
+                for _ in range(int(line[1:])):
+                    words.append(stream.read(int(stream.readline()[1:])))
+                    stream.read(2)
+                if words[0] == b"CLIENT":
+                    connection.sendall(b"+OK\r\n")
+                    continue
+                self.requests.append(words)
+                self._last = connection
+                answer = self._answer(words)
+                if answer is None:
+                    return
+                connection.sendall(answer)
