@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from .api import attach_lock, lock, locked, task_lock
-from .backends.advisory.backend import PostgresAdvisoryLockBackend
+from .backends.advisory import PostgresAdvisoryLockBackend
 from .backends.local import LocalLockBackend
-from .backends.redis.backend import RedisLockBackend
+from .backends.redis import RedisLockBackend
 from .backends.table import TableLockBackend
 from .conf import get_lock_backend, lock_backends
 from .errors import LockBackendError, LockError, LockLostError, LockNotAcquiredError

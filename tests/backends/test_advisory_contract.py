@@ -85,5 +85,5 @@ class TestAdvisoryThroughSessionPooling(AdvisoryContract, unittest.TestCase):
 
 
 def configured(alias: str) -> Any:
-    entry = {"BACKEND": "angee_jobs.locks.backends.postgres.PostgresAdvisoryLockBackend", "OPTIONS": {"alias": alias}}
+    entry = {"BACKEND": "angee_jobs.locks.PostgresAdvisoryLockBackend", "OPTIONS": {"alias": alias}}
     return override_settings(ANGEE_JOBS_LOCKS=settings.ANGEE_JOBS_LOCKS | {"postgres_advisory": entry})

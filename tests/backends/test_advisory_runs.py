@@ -9,7 +9,7 @@ from tests.support.servers import eventually
 
 __all__ = ["on_postgres"]
 
-ADVISORY = "angee_jobs.locks.backends.postgres.PostgresAdvisoryLockBackend"
+ADVISORY = "angee_jobs.locks.PostgresAdvisoryLockBackend"
 
 
 def test_s39_manage_py_test(on_postgres):

@@ -287,7 +287,7 @@ def test_reap_passes_over_entries_without_a_hold(one, valkey):
 
 
 def test_leftovers_of_crashed_holders_are_removed_in_time_without_a_reap(one, valkey, monkeypatch):
-    monkeypatch.setattr("angee_jobs.locks.backends.redis.LEFTOVER_SECONDS", 0.0)
+    monkeypatch.setattr("angee_jobs.locks.backends.redis.backend.LEFTOVER_SECONDS", 0.0)
     for _ in range(20):
         take(one, new_name(), ttl=0.01)
     time.sleep(0.05)

@@ -120,10 +120,11 @@ def test_a_backend_that_cannot_list_does_not_fail_the_others(capsys: pytest.Capt
             assert printed.err.splitlines() == ["The lock backend 'third' cannot list its locks"]
             assert execute("list_locks", "--backend", "third") == 1, "it was asked for"
             assert "does not tell who holds a lock" in capsys.readouterr().err
+        assert execute("reap_locks") == 0, "it has nothing to reap"
+        capsys.readouterr()
         assert execute("list_locks", "--stale", "--format", "json") == 0
         printed = capsys.readouterr()
         assert json.loads(printed.out) == [] and len(printed.err.splitlines()) == 1
-        assert execute("reap_locks") == 0, "it has nothing to reap"
 
 
 # release_lock

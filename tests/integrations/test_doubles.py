@@ -192,7 +192,7 @@ class TestLocalLocks:
             assert isinstance(get_lock_backend(), LocalLockBackend)
 
     def test_session_locks_stay_session_locks(self):
-        postgres = "angee_jobs.locks.backends.postgres.PostgresAdvisoryLockBackend"
+        postgres = "angee_jobs.locks.PostgresAdvisoryLockBackend"
         with override_settings(ANGEE_JOBS_LOCKS={"default": {"BACKEND": postgres}}), local_locks():
             with lock(KEY, ttl=0.05, auto_extend=False) as held:
                 threading.Event().wait(0.1)

@@ -8,7 +8,7 @@ if settings.HAS_PGBOUNCER:
     DATABASES = settings.DATABASES | {"pooled": settings.DATABASES["postgres"] | HOST_AND_PORT}
     ANGEE_JOBS_LOCKS = settings.ANGEE_JOBS_LOCKS | {
         "pooled_advisory": {
-            "BACKEND": "angee_jobs.locks.backends.postgres.PostgresAdvisoryLockBackend",
+            "BACKEND": "angee_jobs.locks.PostgresAdvisoryLockBackend",
             "OPTIONS": {"alias": "pooled"},
         }
     }

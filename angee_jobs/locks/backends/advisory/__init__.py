@@ -1,0 +1,5 @@
+"""PostgreSQL session locks."""
+
+from .backend import PostgresAdvisoryLockBackend
+
+__all__ = ["PostgresAdvisoryLockBackend"]

@@ -1,0 +1,1 @@
+"""What both PostgreSQL backends stand on: private sessions with a deadline for everything."""

@@ -397,19 +397,25 @@ def _share_with_users_of(database: str, path: str) -> None:
 # SQLite connections must not cross a fork, and a copy of one in the child spoils the child's own: so all are closed
 # before it. Leases do not need them.
 _instances: weakref.WeakSet[SqliteTableLockBackend] = weakref.WeakSet()
-_forking: list[SqliteTableLockBackend] = []
 
 
-def _before_fork() -> None:
+def _before_fork() -> list[Any]:
+    paused = []
     for backend in list(_instances):
         if backend._mutex.acquire(timeout=1.0):
-            _forking.append(backend)
+            paused.append(backend._mutex)
             backend.close()
+    return paused
 
 
-def _after_fork() -> None:
-    while _forking:
-        _forking.pop()._mutex.release()
+def _in_parent(paused: list[Any]) -> None:
+    for mutex in paused:
+        mutex.release()
 
 
-process.on_fork(before=_before_fork, in_parent=_after_fork, in_child=_after_fork)
+def _in_child() -> None:
+    for backend in list(_instances):
+        backend._mutex = threading.RLock()
+
+
+process.on_fork(before=_before_fork, in_parent=_in_parent, in_child=_in_child)
