@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from hmac import compare_digest
 
 from .. import clock
+from ..keys import LockKey, lock_name
 from .base import BaseLockBackend, Extension, Grant, Record
 
 
@@ -68,7 +70,15 @@ class LocalLockBackend(BaseLockBackend):
                     extended.append(each.owner)
         return extended
 
-    def release(self, name: str, owner: str, deadline: float) -> bool:
+    def release(self, name: LockKey | str, owner: str | None = None, deadline: float = math.inf) -> bool:
+        """End the hold of ``owner``; False if it ended before. ``release(key)`` ends the key's hold, whoever owns it.
+
+        The short form is for code written for ``angee.jobs.locks``; other code calls force_release(), which also
+        logs the release and tells the holder.
+        """
+        if owner is None:
+            return self.force_release(lock_name(name), deadline) is not None
+        assert isinstance(name, str)  # canonical, as in every backend
         with self._mutex:
             lease = self._live(name)
             if lease is None or not compare_digest(lease.owner, owner):
