@@ -212,3 +212,15 @@ def test_settings(setting: Any) -> None:
                 lock("hostile settings", backend=backend if not isinstance(alias, str) else alias).acquire()
             except (LockError, ImproperlyConfigured):
                 pass
+
+
+@pytest.mark.parametrize("alias", ["default", "sqlite"])
+def test_a_fencing_token_that_can_be_none_is_told_before_any_request(alias):
+    held = lock("named", backend=alias)
+    assert held.acquire()
+    for odd in ("5", 1.0, True, object()):
+        with pytest.raises(TypeError, match="fencing_token must be an int"):
+            force_release("named", fencing_token=odd, backend=alias)
+    for nobodys in (2**70, 0, -1, held.fencing_token + 1):
+        assert force_release("named", fencing_token=nobodys, backend=alias) is False
+    assert held.release()

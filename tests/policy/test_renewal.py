@@ -1,23 +1,17 @@
-"""What the policy above the backends owes to its users, whichever backend it is."""
+"""Renewal: one backend in trouble costs no hold at another, and nothing is left with the renewal thread."""
 
-import asyncio
 import contextlib
 import threading
 import time
 
 import pytest
 
-from angee_jobs.locks import LocalLockBackend, LockBackendError, LockLostError, LockNotAcquiredError, lock, locked
+from angee_jobs.locks import LocalLockBackend, LockBackendError, LockLostError, lock
 from angee_jobs.locks.clock import now
 from angee_jobs.locks.lock import Lock
 from angee_jobs.locks.renewal import renewer
 from angee_jobs.locks.testing import ContractCase
 from tests.support.servers import eventually
-
-
-@pytest.fixture
-def key(request):
-    return f"{request.node.name}-{time.monotonic_ns()}"
 
 
 class Hung(LocalLockBackend):
@@ -108,90 +102,6 @@ def test_s09_holds_that_cannot_be_saved_do_not_take_the_others_with_them(key):
         with contextlib.suppress(LockLostError):
             each.__exit__(None, None, None)
     assert all(kept[9:]), kept
-
-
-def test_s33_a_coroutine_function_is_locked_while_it_is_awaited(key):
-    calls = []
-
-    async def both():
-        entered, leave = asyncio.Event(), asyncio.Event()
-
-        @locked(key, on_refused="skip", backend="local")
-        async def work():
-            calls.append(lock(key, backend="local").acquire())
-            entered.set()
-            await leave.wait()
-            calls.append(lock(key, backend="local").acquire())
-            return "done"
-
-        assert asyncio.iscoroutinefunction(work)
-        first = asyncio.create_task(work())
-        await entered.wait()
-        second = await work()
-        leave.set()
-        return await first, second
-
-    assert asyncio.run(both()) == ("done", None)
-    assert calls == [False, False]
-    assert lock(key, backend="local").acquire()
-
-
-def test_s33_a_generator_function_is_refused_where_it_is_decorated():
-    def numbers():
-        yield 1
-
-    async def more_numbers():
-        yield 1
-
-    for function in (numbers, more_numbers):
-        with pytest.raises(TypeError, match=function.__name__):
-            locked("x", backend="local")(function)
-
-
-@pytest.mark.parametrize("on_refused", ["Skip", "", None, True])
-def test_a_bad_on_refused_is_refused_where_it_is_written(on_refused):
-    with pytest.raises(ValueError, match=repr(on_refused)):
-        locked("x", on_refused=on_refused)
-
-
-def test_a_bad_fixed_key_is_refused_where_it_is_written():
-    for bad, error in (("", ValueError), (None, TypeError), (42, TypeError)):
-        with pytest.raises(error):
-            locked(bad)
-
-
-def test_a_bad_key_of_a_call_is_refused_at_the_call():
-    @locked(lambda key: key, backend="local")
-    def work(key):
-        pytest.fail("the body ran")
-
-    for bad, error in (("", ValueError), (None, TypeError), (42, TypeError)):
-        with pytest.raises(error):
-            work(bad)
-
-
-def test_unknown_options_are_refused():
-    for use in (lambda: lock("x", tll=5), lambda: locked("x", tll=5)):
-        with pytest.raises(TypeError, match="tll"):
-            use()
-
-
-def test_an_error_in_the_key_function_is_that_of_the_call():
-    @locked(lambda: 1 / 0, backend="local")
-    def work():
-        pytest.fail("the body ran")
-
-    with pytest.raises(ZeroDivisionError):
-        work()
-
-
-def test_s40_the_error_of_a_refusal_names_the_holder(key):
-    with lock(key, note="nightly run", backend="local"):
-        with pytest.raises(LockNotAcquiredError) as caught, lock(key, backend="local"):
-            pytest.fail("two holders")
-    text = str(caught.value)
-    assert key in text
-    assert "nightly run" in text
 
 
 def test_no_hold_is_left_with_the_renewal_thread(key):

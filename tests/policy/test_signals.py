@@ -286,3 +286,18 @@ def test_an_async_receiver_breaks_nothing(connect: Any, caplog: pytest.LogCaptur
     asyncio.run(main())
     assert lock_info("in a coroutine") is None
     assert "only plain functions can" in caplog.text
+
+
+def test_a_receiver_that_would_end_the_process_does_not_silence_the_next_loss(connect: Any) -> None:
+    heard = []
+
+    def leave(**kwargs: Any) -> None:
+        if "brief" in kwargs["key"].name:  # and not what an earlier test has left
+            heard.append(kwargs["key"])
+        raise SystemExit(1)
+
+    connect(lock_lost, leave)
+    for number in (1, 2):
+        brief = lock(f"brief {number}", ttl=0.05)
+        assert brief.acquire()
+        eventually(lambda number=number: len(heard) == number, 5)

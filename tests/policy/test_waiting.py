@@ -1,4 +1,7 @@
-"""What the model-based tests found, each made small and deterministic."""
+"""Waiting: a try that the end of the wait cuts off.
+
+The model-based tests found it; this is the small, deterministic form.
+"""
 
 from __future__ import annotations
 
