@@ -12,13 +12,18 @@ PAGES = [page for page in PAGES if "_build" not in page.parts]
 
 @dataclasses.dataclass
 class Block:
-    """A code block: its language, its text, its first line, and the HTML comment that stands right before it."""
+    """A code block: its language, its text, its first line, and what stands before it.
+
+    That is an HTML comment right before it, the line of text above, and the heading of its section.
+    """
 
     page: Path
     line: int
     language: str
     text: str
     comment: str
+    above: str = ""
+    section: str = ""
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -31,4 +36,7 @@ def blocks(page: Path, language: str = "") -> Iterator[Block]:
         if language in ("", match[3]):
             indent = re.compile(f"^{match[2]}", re.M)
             line = text.count("\n", 0, match.start(4)) + 1
-            yield Block(page, line, match[3], indent.sub("", match[4]), match[1] or "")
+            before = text[: match.start()].strip().splitlines()
+            sections = [each.removeprefix("## ") for each in before if each.startswith("## ")]
+            above, section = (lines[-1] if lines else "" for lines in (before, sections))
+            yield Block(page, line, match[3], indent.sub("", match[4]), match[1] or "", above, section)
