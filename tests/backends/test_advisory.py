@@ -17,7 +17,7 @@ from angee_jobs.locks.backends.advisory import sql as pg_advisory
 from angee_jobs.locks.backends.advisory.backend import PostgresAdvisoryLockBackend
 from angee_jobs.locks.backends.advisory.sql import advisory_key, halves, marker_key
 from angee_jobs.locks.backends.base import Extension
-from angee_jobs.locks.backends.postgres.session import Statement
+from angee_jobs.locks.backends.postgres.statements import Statement
 from angee_jobs.locks.errors import LockBackendError
 from tests.support.pg_helpers import (
     Interrupt,

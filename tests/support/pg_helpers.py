@@ -13,9 +13,17 @@ from django.db import connections
 
 from angee_jobs.locks import clock, lock_backends
 from angee_jobs.locks.backends.postgres import pool as pg_pool
+from angee_jobs.locks.backends.postgres.pool import Pool
+from angee_jobs.locks.backends.postgres.session import Session
+from angee_jobs.locks.backends.postgres.statements import Statement
 from angee_jobs.locks.errors import LockBackendError
+from tests.support.servers import eventually
 
 SECONDS = 5.0
+
+ECHO = Statement("SELECT $1::text, pg_backend_pid()")
+SLEEP = Statement("SELECT pg_sleep($1::float8), 'slept'")
+WAIT = Statement("SELECT pg_advisory_xact_lock(7), 'waited'")
 
 
 def within(seconds: float = SECONDS) -> float:
@@ -129,3 +137,39 @@ def in_threads(count: int, work: Callable[[int], object]) -> list[Any]:
         raise errors[0]
     assert not any(thread.is_alive() for thread in threads)
     return results
+
+
+@pytest.fixture
+def session(postgres: Any) -> Iterator[Session]:
+    session = Session("postgres", within())
+    yield session
+    session.close()
+
+
+@pytest.fixture
+def pool(postgres: Any, in_production: None) -> Iterator[Pool]:
+    pool = Pool("postgres", 4)
+    yield pool
+    for slot in pool.slots:
+        slot.drop()
+
+
+@contextlib.contextmanager
+def held_up(postgres: Any) -> Iterator[Any]:
+    """Nobody who asks to WAIT gets an answer before the end of the block, or of the connection that it yields."""
+    with postgres.connect() as stranger:
+        stranger.execute("SELECT pg_advisory_lock(7)")
+        yield stranger
+
+
+def ended_in_mid_query(postgres: Any, pid: int, stranger: Any) -> threading.Thread:
+    """A thread that ends the session ``pid`` as soon as it WAITs, and then lets others have what it waited for."""
+
+    def end() -> None:
+        eventually(lambda: postgres.advisory_locks(granted=False), 10)
+        postgres.terminate(pid)
+        stranger.close()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    return thread

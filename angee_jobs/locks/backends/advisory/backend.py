@@ -19,10 +19,11 @@ from django.core.exceptions import ImproperlyConfigured
 from ... import clock, process
 from ...errors import LockBackendError
 from ..base import BaseLockBackend, Extension, Grant, Record
+from ..postgres.errors import NoAnswer, driver_errors, explain
 from ..postgres.listener import Listener
 from ..postgres.parameters import require_psycopg
-from ..postgres.pool import driver_errors, explain
-from ..postgres.session import NoAnswer, Row, Session
+from ..postgres.session import Session
+from ..postgres.statements import Row
 from . import sql
 from .session import HoldSession
 from .sql import Entry, advisory_key

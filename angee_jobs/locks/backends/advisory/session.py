@@ -16,8 +16,11 @@ from typing import TypeVar
 
 from ... import clock
 from ...errors import LockBackendError
-from ..postgres.pool import Pool, Slot, driver_error, driver_errors, explain
-from ..postgres.session import NoAnswer, Parameter, Row, Session, SessionLost, Statement
+from ..postgres.errors import NoAnswer, SessionLost, driver_error, driver_errors, explain
+from ..postgres.pool import Pool
+from ..postgres.session import Session
+from ..postgres.slots import Slot
+from ..postgres.statements import Parameter, Row, Statement
 from . import sql
 from .sql import Entry, marker_key
 
@@ -189,7 +192,7 @@ class HoldSession:
         if self.entries.get(entry.key) is not entry:
             return False  # another thread was faster, and the next hold of this key may be on this very session
         if entry.unlocking is not None:  # an earlier try, which was not waited for
-            session.settle(deadline)
+            session.drain(deadline)
             if any(result.ntuples and result.get_value(0, 1) == b"t" for result in entry.unlocking.results):
                 return True
             entry.unlocking = None
@@ -255,7 +258,7 @@ class HoldSession:
             logger.debug("The session of the locks on %r: %s", self.alias, error)
 
     def _look_after(self, session: Session, deadline: float) -> None:
-        session.settle(deadline)
+        session.drain(deadline)
         if not session.look():
             raise SessionLost("the server has closed the connection", sent=False)
         heard, session.notifications = session.notifications, []

@@ -16,7 +16,9 @@ from ... import clock
 from ...errors import LockBackendError
 from ...keys import LockKey
 from ..base import Grant, Record
-from ..postgres.session import NoAnswer, Request, Row, Session, SessionLost, Statement, number
+from ..postgres.errors import NoAnswer, SessionLost
+from ..postgres.session import Session
+from ..postgres.statements import Request, Row, Statement, number
 
 #: Names the sessions that carry holds in ``pg_stat_activity``, and tells them from others that use advisory locks.
 APPLICATION = "angee_jobs locks"

@@ -10,7 +10,9 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ... import clock
 from ..base import VERB_SECONDS
-from .session import NoAnswer, Session, SessionLost, Statement
+from .errors import NoAnswer, SessionLost
+from .session import Session
+from .statements import Statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,9 @@ from collections.abc import Collection
 
 from ... import clock, process
 from ...errors import LockBackendError
-from .pool import driver_error
-from .session import NoAnswer, Session, SessionLost, Statement
+from .errors import NoAnswer, SessionLost, driver_error
+from .session import Session
+from .statements import Statement
 
 #: How long connecting may take, in seconds.
 CONNECT_SECONDS = 5.0

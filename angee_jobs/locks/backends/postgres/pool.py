@@ -1,24 +1,22 @@
-"""A few sessions with PostgreSQL for requests that need none of their own.
-
-A request claims a session, and a claim is void when the frame that made it is gone, whatever ended the frame: an
-exception of a signal handler can strike between any two instructions, also in the code that cleans up.
-"""
+"""A few sessions with PostgreSQL for requests that need none of their own."""
 
 from __future__ import annotations
 
 import _thread
 import queue
-import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from ... import clock, process
 from ...errors import LockBackendError
 from ...process import in_test_run
+from .errors import NoAnswer, SessionLost, driver_error, driver_errors, explain
 from .parameters import database_name
-from .session import NoAnswer, Parameter, Row, Session, SessionLost, Statement
+from .session import Session
+from .slots import Claim, Slot
+from .statements import Parameter, Row, Statement
 
 #: Sessions that were not used for this many seconds are closed.
 IDLE_SECONDS = 30.0
@@ -28,87 +26,6 @@ _RESCAN_SECONDS = 0.05
 STARVED_SECONDS = 0.05
 #: For so long they do, which is enough to be woken up.
 GIVE_WAY_SECONDS = 0.001
-
-
-class RowLocked(LockBackendError):
-    """Somebody's transaction had locked the row for longer than the request could wait. Nothing was done.
-
-    In a batch of extensions: but for the owners in ``extended``.
-    """
-
-    extended: Collection[str] = ()
-
-
-class Slot:
-    """The place of one session in a pool."""
-
-    __slots__ = ("claims", "session", "used_at")
-
-    def __init__(self) -> None:
-        self.session: Session | None = None
-        self.claims: dict[str, weakref.ref[Claim]] = {}
-        self.used_at = 0.0
-
-    @property
-    def claim(self) -> Claim | None:
-        """The present one."""
-        by = self.claims.get("by")
-        return None if by is None else by()
-
-    @property
-    def claimed(self) -> bool:
-        return self.claim is not None
-
-    @property
-    def claimed_here(self) -> bool:
-        """Whether we are a signal handler that has interrupted a request of this very thread."""
-        claim = self.claim
-        return claim is not None and claim.thread == threading.get_ident()
-
-    def drop_idle(self) -> None:
-        """Close the session, unless an answer is due that says something of a hold."""
-        session = self.session
-        if session is not None and not session.pending_owner:
-            self.drop()
-
-    def drop(self) -> None:
-        session, self.session = self.session, None
-        if session is not None:
-            session.close()
-
-
-class Claim:
-    """The right to use a slot. One dict operation takes it; only its owner, while there is one, gives it back."""
-
-    __slots__ = ("__weakref__", "_key", "pool", "slot", "thread")
-
-    def __init__(self, pool: Pool, slot: Slot) -> None:
-        self.pool = pool
-        self.slot = slot
-        self.thread = threading.get_ident()
-        self._key = weakref.ref(self)
-
-    def take(self) -> bool:
-        slot = self.slot
-        by = slot.claims.setdefault("by", self._key)
-        if by is not self._key and by() is None:
-            with _voiding:
-                if slot.claims.get("by") is by:
-                    slot.claims.pop("by", None)
-            by = slot.claims.setdefault("by", self._key)
-        return by is self._key
-
-    def give_back(self) -> None:
-        slot = self.slot
-        if slot.claims.get("by") is self._key:
-            slot.used_at = clock.now()
-            slot.claims.pop("by", None)
-            if self.pool.waiters:
-                self.pool.bell.put(None)
-
-
-#: Held by whoever removes a void claim; re-entrant for signal handlers.
-_voiding = threading.RLock()
 
 
 class Pool:
@@ -282,7 +199,7 @@ class Pool:
             return
         explain(error, self.alias)
 
-    def settle(self, owner: str, deadline: float) -> None:
+    def drain(self, owner: str, deadline: float) -> None:
         """Wait until no request about ``owner`` is under way any more; LockBackendError if that takes too long."""
         for slot in list(self.slots):
             while _is_about(slot.session, owner):
@@ -290,7 +207,7 @@ class Pool:
                 try:
                     if claim.take():
                         if _is_about(slot.session, owner) and slot.session is not None:
-                            slot.session.settle(deadline)
+                            slot.session.drain(deadline)
                     elif clock.now() >= deadline:
                         raise NoAnswer(sent=False)
                     else:
@@ -334,37 +251,6 @@ class Pool:
 
 def _is_about(session: Session | None, owner: str) -> bool:
     return session is not None and session.pending_owner == owner
-
-
-def explain(error: Any, alias: str) -> NoReturn:
-    """Raise LockBackendError for what the server said."""
-    state = error.sqlstate or ""
-    if state == "55P03":
-        raise RowLocked(f"A transaction on the database {alias!r} keeps the lock's row locked: {error}") from error
-    if state in ("42P01", "42703", "3F000"):
-        raise LockBackendError(
-            f"The lock tables are missing on the database {alias!r} ({error}): "
-            f"run manage.py migrate angee_jobs --database {alias}"
-        ) from error
-    if state == "25006":
-        raise LockBackendError(
-            f"The database {alias!r} is read-only, and locks have to be written: use an alias of the primary server "
-            f"({error})"
-        ) from error
-    raise LockBackendError(f"The database {alias!r} refused a request of its locks: {error}") from error
-
-
-def driver_error(error: Exception) -> BaseException:
-    """psycopg's own error, for ``__cause__``."""
-    from psycopg import OperationalError
-
-    return error.__cause__ or OperationalError(str(error))
-
-
-def driver_errors() -> Any:
-    from psycopg import Error
-
-    return Error
 
 
 class _Janitor:

@@ -5,7 +5,7 @@ Neither Django's connection (its framework closes it, and a caller's transaction
 connection made from the alias's parameters, whose socket is waited for here.
 
 An exception may strike in mid-query: the deadline's, or a signal handler's. The session then stays *busy*: the answer
-is on its way. It is read before anything else is sent (:meth:`Session.settle`), since dropping the connection would
+is on its way. It is read before anything else is sent (:meth:`Session.drain`), since dropping the connection would
 neither stop the request nor tell what became of it.
 
 A signal handler that uses locks may interrupt a thread in the middle of a request and use the same session: it reads
@@ -14,10 +14,7 @@ the outer request's answer on the outer request's behalf, and the outer frame fi
 
 from __future__ import annotations
 
-import itertools
-import math
 import os
-import re
 import select
 import weakref
 from collections.abc import Sequence
@@ -26,14 +23,12 @@ from typing import TYPE_CHECKING, Any
 from django.core.exceptions import ImproperlyConfigured
 
 from ... import clock, process
+from .errors import NoAnswer, SessionLost, operational_error
 from .parameters import connection_parameters, database_name
+from .statements import FATAL_ERROR, Parameter, Request, Row, Statement, literally, rows_of
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
-
-#: A row of an answer: PostgreSQL's text form of each value.
-Row = tuple[bytes | None, ...]
-Parameter = str | int | float | None
 
 #: What a session must not inherit from the user's or the role's settings: limits that would end our requests, or
 #: isolation that would make two tries for one row a serialization failure. By the server's version that has them.
@@ -46,7 +41,6 @@ _DEFAULTS = {
     "default_transaction_deferrable": ("off", 0),
     "synchronous_commit": ("on", 0),
 }
-_PLACEHOLDER = re.compile(rb"\$(\d+)")
 
 #: How long a request waits before it looks whether a signal handler has read its answer for it, in seconds.
 _SLICE_SECONDS = 0.05
@@ -55,45 +49,6 @@ _SLICE_SECONDS = 0.05
 _CONNECTION_BAD = 1
 _POLLING_FAILED, _POLLING_READING, _POLLING_WRITING, _POLLING_OK = range(4)
 _TRANSACTION_ACTIVE = 1
-_FATAL_ERROR = 7
-
-
-class SessionLost(Exception):
-    """The connection is dead; ``sent``: the request may have been carried out before it died."""
-
-    def __init__(self, message: str, *, sent: bool) -> None:
-        super().__init__(message)
-        self.sent = sent
-
-
-class NoAnswer(Exception):
-    """The deadline came first; ``sent``: the request may have been, or may yet be, carried out."""
-
-    def __init__(self, *, sent: bool) -> None:
-        super().__init__("no answer in time")
-        self.sent = sent
-
-
-class Statement:
-    """One SQL statement, with ``$1`` and so on for its parameters."""
-
-    __slots__ = ("name", "sql")
-    _numbers = itertools.count(1)  # one step is atomic: two statements of one name would be taken for each other
-
-    def __init__(self, sql: str) -> None:
-        self.sql = " ".join(sql.split()).encode()
-        self.name = b"angee_%d" % next(Statement._numbers)
-
-
-class Request:
-    """One statement under way. ``owner``: the hold that it is about, if any."""
-
-    __slots__ = ("done", "owner", "results")
-
-    def __init__(self, owner: str = "") -> None:
-        self.owner = owner
-        self.done = False
-        self.results: list[PGresult] = []
 
 
 def wait_for(fd: int, seconds: float, *, reading: bool = True, writing: bool = False) -> bool:
@@ -229,7 +184,7 @@ class Session:
         """The rows of one statement. Raises SessionLost, NoAnswer, or psycopg's error if the server refused it."""
         if self.busy:
             try:
-                self.settle(deadline)
+                self.drain(deadline)
             except NoAnswer:
                 raise NoAnswer(sent=False) from None
             except SessionLost as error:
@@ -241,9 +196,9 @@ class Session:
         self._send(statement, parameters, deadline)
         self._read(request, deadline)
         self.pending = outer
-        return _rows(request.results)
+        return rows_of(request.results)
 
-    def settle(self, deadline: float) -> None:
+    def drain(self, deadline: float) -> None:
         """Read the answer to what was interrupted or not answered in time."""
         while self.busy:
             request = self.pending
@@ -264,7 +219,7 @@ class Session:
                 self._take_notifications(pgconn)
                 if pgconn.status == _CONNECTION_BAD:
                     return False
-        except _operational_error():
+        except operational_error():
             return False
         return True
 
@@ -274,7 +229,7 @@ class Session:
         values = [None if value is None else str(value).encode() for value in parameters]
         try:
             if not self.direct and self.server_pid:
-                pgconn.send_query(self._prefix + _literally(pgconn, statement.sql, values))
+                pgconn.send_query(self._prefix + literally(pgconn, statement.sql, values))
                 return
             name = self._prepared.get(statement)
             if name is None:
@@ -289,7 +244,7 @@ class Session:
                 from psycopg.errors import DuplicatePreparedStatement
 
                 try:
-                    _rows(self.pending.results)
+                    rows_of(self.pending.results)
                 except DuplicatePreparedStatement:  # interrupted just after it had been prepared
                     pass
                 self.pending = request
@@ -297,7 +252,7 @@ class Session:
             pgconn.send_query_prepared(name, values)
         except NoAnswer:
             raise NoAnswer(sent=False) from None  # the statement was only being prepared
-        except _operational_error() as error:
+        except operational_error() as error:
             raise SessionLost(str(error), sent=True) from error
 
     def forget_prepared(self) -> bool:
@@ -331,7 +286,7 @@ class Session:
                     request.done = True
                 else:
                     request.results.append(result)
-        except _operational_error() as error:
+        except operational_error() as error:
             raise SessionLost(str(error), sent=True) from error
         if pgconn.status == _CONNECTION_BAD:
             raise SessionLost(_message(pgconn, request.results), sent=True)
@@ -390,42 +345,11 @@ class Session:
             os.close(nowhere)
 
 
-def _literally(pgconn: PGconn, sql: bytes, values: Sequence[bytes | None]) -> bytes:
-    """The statement with its parameters written into it, for poolers that know no more than the simple protocol."""
-    from psycopg import pq
-
-    escaping = pq.Escaping(pgconn)
-    literals = [b"NULL" if value is None else bytes(escaping.escape_literal(value)) for value in values]
-    return _PLACEHOLDER.sub(lambda match: literals[int(match[1]) - 1], sql)
-
-
-def _rows(results: list[PGresult]) -> list[Row]:
-    """The rows of the one result that has any; the others are of settings in front of the statement.
-
-    Not "the last": a signal handler that read along may have left them out of order.
-    """
-    rows: list[Row] = []
-    for result in results:
-        if result.status == _FATAL_ERROR:
-            from psycopg.errors import error_from_result
-
-            raise error_from_result(result)
-        columns = range(result.nfields)
-        rows += [tuple([result.get_value(at, column) for column in columns]) for at in range(result.ntuples)]
-    return rows
-
-
 def _message(pgconn: PGconn, results: Sequence[PGresult] = ()) -> str:
     for result in results:
-        if result.status == _FATAL_ERROR:
+        if result.status == FATAL_ERROR:
             return result.get_error_message()
     return pgconn.get_error_message().strip() or "the connection was lost"
-
-
-def _operational_error() -> Any:
-    from psycopg import OperationalError
-
-    return OperationalError
 
 
 #: Every session of this process that is open, for the fork; and what a fork left, which must never be finalized.
@@ -440,13 +364,3 @@ def _after_fork() -> None:
 
 
 process.on_fork(in_child=_after_fork)
-
-
-def number(value: bytes | None) -> float | None:
-    """A number in PostgreSQL's text form."""
-    return None if value is None else float(value)
-
-
-def milliseconds(seconds: float) -> str:
-    """A duration in the form that PostgreSQL's settings take: never 0, which would mean no limit."""
-    return str(max(1, math.floor(seconds * 1000)))

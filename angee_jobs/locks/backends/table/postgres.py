@@ -20,10 +20,11 @@ from ... import clock
 from ...errors import LockBackendError
 from ...keys import name_digest
 from ..base import Extension, Grant, Record, finite, owner_digest
+from ..postgres.errors import RowLocked
 from ..postgres.listener import Listener
 from ..postgres.parameters import require_psycopg
-from ..postgres.pool import Pool, RowLocked
-from ..postgres.session import Parameter, Row, Statement, milliseconds, number
+from ..postgres.pool import Pool
+from ..postgres.statements import Parameter, Row, Statement, milliseconds, number
 from . import TableLockBackend
 from . import postgres_sql as sql
 
@@ -145,7 +146,7 @@ class PostgresTableLockBackend(TableLockBackend):
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
         hashed = owner_digest(owner)
-        self._pool.settle(hashed, deadline)  # or a grant that was given up waiting for could come after this
+        self._pool.drain(hashed, deadline)  # or a grant that was given up waiting for could come after this
         rows = self._rows(
             sql.RELEASE, name_digest(name), hashed, _patience(deadline), deadline=deadline, owner=hashed, again=False
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
-from ..postgres.session import Statement
+from ..postgres.statements import Statement
 
 #: Free rows are removed when they have not been used for this many seconds.
 IDLE_SECONDS = 60
