@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import inspect
-import json
 import logging
 from collections.abc import Sequence
 from contextvars import ContextVar
 from datetime import UTC, datetime
 from typing import Any, ClassVar
 
-from celery import uuid
+from celery import current_task, uuid
 from celery.contrib.django.task import DjangoTask
 from celery.exceptions import Ignore
 from celery.result import AsyncResult
 from celery.signals import task_revoked
+from celery.states import FAILURE
 from celery.utils.time import maybe_make_aware
 from django.core.exceptions import ImproperlyConfigured
+from django.db import transaction
 
 from ..locks import (
     Lock,
@@ -31,15 +33,21 @@ from ..locks import (
     lock,
     lock_info,
 )
-from ..locks.acquiring import leases_only
 from ..locks.conf import lock_backends
+from .arguments import canonical
 from .names import running_task, task_id_of
 from .refusals import Try, answer
 
 logger = logging.getLogger("angee_jobs.integrations")
 
-#: The message's header with the key and the owner id of the hold that the message carries.
+#: The message's header: with the key and the owner id of the hold that the message carries, or with the holder that
+#: made it a duplicate, which its worker is to tell.
 HEADER = "angee_jobs_once"
+
+#: What Celery passes to ``apply_async`` for a step of a canvas, and for a retry: its result is waited for, by its id.
+_OF_A_CANVAS = ("chain", "chord", "group_id", "parent_id", "reply_to", "root_id")
+#: They call a task's function once for each of their elements. ``chunks`` is made of the second.
+_MAPS = ("celery.map", "celery.starmap")
 
 
 class DuplicateTaskError(LockNotAcquiredError):
@@ -51,8 +59,9 @@ class DuplicateTaskError(LockNotAcquiredError):
 class DuplicateResult(AsyncResult):  # type: ignore[misc]
     """What ``apply_async`` returns for a duplicate when asked not to raise: the result of the task that is in the way.
 
-    ``holder`` is the :class:`~angee_jobs.locks.LockInfo` of its lock, or None if it has just ended; the id is then
-    that of the call that was refused, which never runs.
+    ``holder`` is the :class:`~angee_jobs.locks.LockInfo` of its lock, or None if it has just ended. If it is not known
+    to be a task, there is no result to wait for: the id is that of the refused call, and ``get()`` raises
+    :class:`DuplicateTaskError`.
     """
 
     holder: LockInfo | None = None
@@ -76,8 +85,11 @@ class OnceTask(DjangoTask):  # type: ignore[misc]
     it; it is given up when the task ends or fails, and when it is revoked or expires before it started. A retry keeps
     it over its countdown. Of a worker that is lost, or a process that is killed, it comes free within ``lock_ttl``.
 
-    ``unique_on``: the names of the arguments that make a task the same; without it, all of them do.
-    ``raise_on_duplicate``: True raises :class:`DuplicateTaskError`, False returns a :class:`DuplicateResult`.
+    ``unique_on``: the names of the arguments that make a task the same; without it, all of them do. Their values are
+    str, numbers, dates, UUIDs, bytes, None, and lists and dicts of such; TypeError for a set, a model, other objects.
+    ``raise_on_duplicate``: True raises :class:`DuplicateTaskError`, False returns a :class:`DuplicateResult`. In a
+    chain, group or chord the message is sent all the same, and its task fails with that error, or succeeds with a dict
+    ``{"refused": ..., "held_by": ...}`` for a value, without having run: so what waits for it goes on.
     ``lock_backend``: an alias in ``ANGEE_JOBS_LOCKS``. Its locks must be leases (TableLockBackend, RedisLockBackend):
     ImproperlyConfigured for session locks, which cannot leave the process that takes them.
     ``lock_ttl``: seconds after which the lock of a lost worker is free; None leaves it to the backend.
@@ -102,14 +114,25 @@ class OnceTask(DjangoTask):  # type: ignore[misc]
 
     def lock_key(self, args: Sequence[Any], kwargs: dict[str, Any]) -> LockKey:
         """The key that tasks with these arguments share. Override it for a key of your own."""
+        dump = getattr(self, "_dump_pydantic_arguments", None)  # of a task with pydantic=True: as its worker gets them
+        if dump is not None:
+            args, kwargs = dump(args, kwargs)
         bound = inspect.signature(self.run).bind(*args, **kwargs)
         bound.apply_defaults()
         names = list(bound.arguments) if self.unique_on is None else list(self.unique_on)
         unknown = [name for name in names if name not in bound.arguments]
         if unknown:
             raise ImproperlyConfigured(f"unique_on of {self.name} names {unknown}, which are no arguments of it")
-        values = (json.dumps(bound.arguments[name], sort_keys=True, default=str) for name in names)
-        return LockKey("once", (self.name, *(f"{name}={value}" for name, value in zip(names, values, strict=True))))
+        return LockKey("once", (self.name, *(f"{name}={self._spelled(name, bound.arguments[name])}" for name in names)))
+
+    def _spelled(self, name: str, value: Any) -> str:
+        try:
+            return canonical(value)
+        except TypeError as error:
+            raise TypeError(
+                f"The argument {name!r} of {self.name} cannot tell a duplicate: {error}. Or name other arguments in "
+                f"unique_on, or override lock_key()."
+            ) from None
 
     def apply_async(
         self,
@@ -122,36 +145,70 @@ class OnceTask(DjangoTask):  # type: ignore[misc]
         shadow: str | None = None,
         **options: Any,
     ) -> Any:
-        """As Celery's, but DuplicateTaskError or a DuplicateResult for a duplicate. LockBackendError if nobody can
-        tell: then nothing is queued.
+        """As Celery's, but DuplicateTaskError or a DuplicateResult for a duplicate. LockBackendError if the backend
+        cannot tell: then nothing is queued. In a canvas the worker tells either, as the result of the task.
         """
         self._check_backend()
-        key = self.lock_key(args or (), kwargs or {})
         task_id = task_id or uuid()
-        ttl = self._seconds_in_queue(options)
+        in_canvas = any(options.get(name) is not None for name in _OF_A_CANVAS)
         try:
-            owner = self._owner_for_message(key, task_id, ttl)
+            ticket = self._ticket_for_message(args or (), kwargs or {}, task_id, self._seconds_in_queue(options))
         except DuplicateTaskError as duplicate:
-            logger.info("Task %s[%s] is a duplicate and not queued: %s", self.name, task_id, duplicate)
-            if self.raise_on_duplicate:
+            # An error here would fail the task before it in a chain, or leave a group half queued; and without a
+            # message the rest of the chain, the chord or the callback would wait for ever.
+            told_here = not in_canvas and (self.raise_on_duplicate or not (link or link_error))
+            what = "is not queued" if told_here else "ends without running"
+            logger.info("Task %s[%s] is a duplicate and %s: %s", self.name, task_id, what, duplicate)
+            if told_here:
+                if self.raise_on_duplicate:
+                    raise
+                return self._duplicate_result(duplicate, task_id)
+            ticket = {**answer(duplicate), "task_id": duplicate.task_id}
+        except ImproperlyConfigured:
+            raise
+        except Exception as error:
+            if not in_canvas:
                 raise
-            return self._duplicate_result(duplicate, task_id)
-        headers = {**(options.pop("headers", None) or {}), HEADER: {"key": key.name, "owner": owner}}
+            ticket = None  # the worker takes the lock, or it is this task that fails, and not the one before it
+            logger.warning("Task %s[%s] is sent without its lock: %s", self.name, task_id, error)
+        headers = {name: value for name, value in (options.pop("headers", None) or {}).items() if name != HEADER}
+        if ticket is not None:
+            headers[HEADER] = ticket
         try:
             return super().apply_async(
                 args, kwargs, task_id, producer, link, link_error, shadow, headers=headers, **options
             )
         except BaseException:
-            _give_up(key.name, owner, self.lock_backend)
+            _give_up(ticket, self.lock_backend)
             raise
+
+    def delay_on_commit(self, *args: Any, **kwargs: Any) -> None:
+        """As Celery's; a duplicate that is found at the commit is only logged. TypeError here, not at the commit."""
+        self.apply_async_on_commit(args, kwargs)
+
+    def apply_async_on_commit(
+        self, args: Sequence[Any] | None = None, kwargs: dict[str, Any] | None = None, *more: Any, **options: Any
+    ) -> None:
+        """As :meth:`delay_on_commit`, with the options of ``apply_async``."""
+        self.lock_key(args or (), kwargs or {})
+        transaction.on_commit(functools.partial(self._after_commit, args, kwargs, *more, **options))
+
+    def _after_commit(self, *args: Any, **options: Any) -> None:
+        # Raised, it would leave the block of a transaction that is committed, and drop the callbacks after this one.
+        with contextlib.suppress(DuplicateTaskError):
+            self.apply_async(*args, **options)
 
     def _check_backend(self) -> None:
         backend = lock_backends.verbs(self.lock_backend)
-        leases_only(backend, f"OnceTask ({self.name})")
-        if not backend.cross_process and not self.app.conf.task_always_eager:
+        why = ""
+        if not backend.leases:
+            why = f"needs a lease, and the locks of {self.lock_backend!r} cannot leave the process that takes them"
+        elif not backend.cross_process and not self.app.conf.task_always_eager:
+            why = f"needs a lock that its workers see, and {self.lock_backend!r} is local to this process"
+        if why:
             raise ImproperlyConfigured(
-                f"OnceTask ({self.name}) needs a lock that its workers see, and {self.lock_backend!r} is local to "
-                f"this process. Set lock_backend to an alias of TableLockBackend or RedisLockBackend."
+                f"OnceTask ({self.name}) {why}. Set its lock_backend= to an alias of TableLockBackend or "
+                f"RedisLockBackend."
             )
 
     def _seconds_in_queue(self, options: dict[str, Any]) -> float:
@@ -170,30 +227,35 @@ class OnceTask(DjangoTask):  # type: ignore[misc]
             when = (maybe_make_aware(when, self.app.timezone) - datetime.now(UTC)).total_seconds()
         return float(when)
 
-    def _owner_for_message(self, key: LockKey, task_id: str, ttl: float) -> str:
-        """Take the lock for a message, or pass on that of the run which is being retried."""
+    def _ticket_for_message(
+        self, args: Sequence[Any], kwargs: dict[str, Any], task_id: str, ttl: float
+    ) -> dict[str, Any] | None:
+        """Take the lock for a message, or pass on that of the run that is retried or replaced."""
+        key = self.lock_key(args, kwargs)
         run = _run.get()
         if run is not None and run.task_id == task_id and run.lock.name == key.name:
             with contextlib.suppress(LockLostError):
-                return run.lock.detach(ttl)
+                return {"key": key.name, "owner": run.lock.detach(ttl)}
         with running_task(self.name, task_id):
             mine = self._lock(key)
-            if mine.acquire():
-                return mine.detach(ttl)
-            holder = lock_info(key, backend=self.lock_backend)
-            if holder is None and mine.acquire():  # it has just ended
-                return mine.detach(ttl)
-        raise self._duplicate(holder, key.name)
+            holder = None
+            if not mine.acquire():
+                holder = lock_info(key, backend=self.lock_backend)
+                if holder is not None or not mine.acquire():  # a holder that cannot be found has just ended
+                    raise self._duplicate(holder, key.name)
+            return {"key": key.name, "owner": mine.detach(ttl)}
 
-    def _duplicate(self, holder: LockInfo | None, name: str | None) -> DuplicateTaskError:
+    def _duplicate(self, holder: LockInfo | None, name: str | None, task_id: str | None = None) -> DuplicateTaskError:
         text = f"{self.name} is queued or runs already with these arguments ({name})"
         duplicate = DuplicateTaskError(text, name=name, holder=holder)
-        duplicate.task_id = _holding_task(holder)
+        duplicate.task_id = task_id or _holding_task(holder)
         return duplicate
 
     def _duplicate_result(self, duplicate: DuplicateTaskError, task_id: str) -> DuplicateResult:
         result = DuplicateResult(duplicate.task_id or task_id, backend=self.backend, task_name=self.name, app=self.app)
         result.holder = duplicate.holder
+        if duplicate.task_id is None:  # nobody will store a result under this id: get() would wait for ever
+            result._cache = {"status": FAILURE, "result": duplicate, "traceback": None, "children": []}
         return result
 
     def _lock(self, key: LockKey, **options: Any) -> Lock:
@@ -204,10 +266,16 @@ class OnceTask(DjangoTask):  # type: ignore[misc]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         request = self.request
         run = _run.get()
-        if request.called_directly or (run is not None and run.task_id == request.id):
-            return super().__call__(*args, **kwargs)  # a plain call, perhaps from the task's own body
+        if request.called_directly:
+            if current_task and current_task.name in _MAPS:
+                return self._element(args, kwargs)
+            return super().__call__(*args, **kwargs)
+        if run is not None and run.task_id == request.id:
+            return super().__call__(*args, **kwargs)  # a plain call from the task's own body
         ticket = _ticket(request)
-        key = LockKey.parse(ticket["key"]) if ticket else self.lock_key(args, kwargs)
+        if ticket is not None and "refused" in ticket:
+            return self._end(ticket, self._duplicate(None, ticket["refused"], ticket["task_id"]))
+        key = LockKey.parse(ticket["key"]) if ticket is not None else self.lock_key(args, kwargs)
         held = self._adopt(key, ticket) or self._lock(key, timeout=self._patience(key))
         with Try(held) as refused:
             if refused is not None:
@@ -218,9 +286,21 @@ class OnceTask(DjangoTask):  # type: ignore[misc]
             finally:
                 _run.reset(token)
 
-    def _adopt(self, key: LockKey, ticket: dict[str, str] | None) -> Lock | None:
+    def _element(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        """A call by ``celery.map``: as a worker's, and its duplicate is that element's value or fails the map."""
+        with Try(self._lock(self.lock_key(args, kwargs))) as refused:
+            if refused is not None:
+                return self._end(answer(refused), self._duplicate(refused.holder, refused.name))
+            return super().__call__(*args, **kwargs)
+
+    def _end(self, answer: dict[str, Any], duplicate: DuplicateTaskError) -> Any:
+        if self.raise_on_duplicate:
+            raise duplicate
+        return {name: answer[name] for name in ("refused", "held_by")}
+
+    def _adopt(self, key: LockKey, ticket: dict[str, Any] | None) -> Lock | None:
         """Works once: for the first delivery of a message, and while its time in the queue is not over."""
-        if ticket is None:  # sent by name, or run by apply()
+        if ticket is None:  # sent by name or without its lock, or run by apply()
             return None
         try:
             return attach_lock(key, ticket["owner"], ttl=self.lock_ttl, backend=self.lock_backend)
@@ -241,12 +321,10 @@ class OnceTask(DjangoTask):  # type: ignore[misc]
             logger.warning("%s[%s] was delivered again while it runs", self.name, self.request.id)
             raise Ignore  # its result is for the one that runs to store
         logger.warning("%s[%s] waited too long in the queue and is a duplicate now", self.name, self.request.id)
-        if self.raise_on_duplicate:
-            raise self._duplicate(refused.holder, refused.name) from refused
-        return answer(refused)
+        return self._end(answer(refused), self._duplicate(refused.holder, refused.name))
 
 
-def _ticket(request: Any) -> dict[str, str] | None:
+def _ticket(request: Any) -> dict[str, Any] | None:
     return (request.headers or {}).get(HEADER)
 
 
@@ -254,10 +332,13 @@ def _holding_task(info: LockInfo | None) -> str | None:
     return task_id_of(info.holder.task) if info is not None and info.holder is not None else None
 
 
-def _give_up(name: str, owner: str, backend: str) -> None:
-    """Free the lock of a message that nobody will run, unless a worker has adopted it."""
+def _give_up(ticket: dict[str, Any] | None, backend: str) -> None:
+    """Free the lock of a message that will not run, unless a worker has adopted it."""
+    if ticket is None or "owner" not in ticket:
+        return
+    name = ticket["key"]
     try:
-        attach_lock(LockKey.parse(name), owner, backend=backend).release()
+        attach_lock(LockKey.parse(name), ticket["owner"], backend=backend).release()
     except LockLostError:
         pass
     except LockError as error:
@@ -267,6 +348,5 @@ def _give_up(name: str, owner: str, backend: str) -> None:
 @task_revoked.connect(dispatch_uid="angee_jobs.locks")  # type: ignore[untyped-decorator]
 def _revoked(sender: Any, request: Any, **kwargs: Any) -> None:
     """Revoked or expired before it started. One that was terminated is a lost worker: its lock runs out."""
-    ticket = _ticket(request)
-    if isinstance(sender, OnceTask) and ticket is not None:
-        _give_up(ticket["key"], ticket["owner"], sender.lock_backend)
+    if isinstance(sender, OnceTask):
+        _give_up(_ticket(request), sender.lock_backend)

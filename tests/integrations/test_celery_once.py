@@ -6,22 +6,13 @@ import time
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from django.conf import settings
-from django.core.exceptions import ImproperlyConfigured
-from django.test import override_settings
 
-from angee_jobs.locks import LocalLockBackend, LockBackendError, lock_backends, lock_info
+from angee_jobs.locks import LockBackendError, lock_backends, lock_info
 from tests.support.celery_workers import make, new_key
 from tests.support.procs import stopwatch
 from tests.support.servers import eventually
 
 TTL = 2.0  # of the tasks that are killed or retried, once they run
-
-
-class SessionLocks(LocalLockBackend):
-    """As far as OnceTask can see."""
-
-    leases = False
 
 
 @pytest.fixture
@@ -82,20 +73,6 @@ def test_queued_then_running_then_done(celery_queue):
         assert celery_queue.silent(key)
     finally:
         worker.end()
-
-
-def test_key_of_chosen_arguments(once):
-    """However they are given; the others do not count."""
-    key = new_key()
-    tasks = once.tasks
-    assert tasks.once.lock_key([key], {}) == tasks.once.lock_key([], {"key": key}) == tasks.once.lock_key([key, 5], {})
-    assert tasks.once.lock_key([key], {}) != tasks.once.lock_key([f"{key}x"], {})
-    assert tasks.once_fails.lock_key([1], {}) != tasks.once_fails.lock_key(["1"], {})
-    assert tasks.once.lock_key([key], {}) != tasks.once_told.lock_key([key], {})
-    with pytest.raises(ImproperlyConfigured, match="nobody"):
-        tasks.once_on_what_is_not_there.lock_key([key], {})
-    with pytest.raises(TypeError):
-        tasks.once.delay()
 
 
 def test_duplicate_told_by_its_result(once):
@@ -321,15 +298,6 @@ def test_storage_that_cannot_be_reached(celery_queue, monkeypatch):
     with pytest.raises(LockBackendError):
         celery_queue.send("once", key, queue=queue)
     assert celery_queue.client.llen(queue) == 0
-
-
-def test_locks_that_cannot_do_it(celery_queue):
-    locks = settings.ANGEE_JOBS_LOCKS | {"session": {"BACKEND": f"{__name__}.SessionLocks"}}
-    with override_settings(ANGEE_JOBS_LOCKS=locks):
-        with pytest.raises(ImproperlyConfigured, match="needs a lease"):
-            celery_queue.tasks.once_on_a_session_lock.delay("key")
-    with pytest.raises(ImproperlyConfigured, match="local to this process"):
-        celery_queue.tasks.once_on_a_local_lock.delay("key")
 
 
 def test_sent_by_name(once):

@@ -20,6 +20,7 @@ class CeleryQueue:
     def __enter__(self) -> CeleryQueue:
         os.environ["ANGEE_JOBS_TEST_BROKER"] = str(self.server.socket_path)
         self.tasks: Any = importlib.import_module("tests.support.children.celery_app")
+        self.canvas: Any = importlib.import_module("tests.support.children.celery_canvas")
         self.app = self.tasks.app
         self.client = self.server.connect(decode_responses=True, socket_timeout=60)
         return self

@@ -20,6 +20,7 @@ app.conf.update(
     result_expires=600,
     worker_lost_wait=0.2,
     worker_hijack_root_logger=False,
+    imports=["tests.support.children.celery_canvas"],
 )
 
 
