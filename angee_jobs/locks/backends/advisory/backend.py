@@ -19,6 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ... import clock, process
 from ...errors import LockBackendError
 from ..base import BaseLockBackend, Extension, Grant, Record
+from ..postgres import tokens
 from ..postgres.errors import NoAnswer, driver_errors, explain
 from ..postgres.listener import Listener
 from ..postgres.parameters import require_psycopg
@@ -90,7 +91,6 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         return entry.grant(row)
 
     def _acquire_on(self, session: Session, entry: Entry, deadline: float) -> Row:
-        self._session.prepare_tokens(session, deadline)
         entry.session = session
         try:
             [row] = session.execute(sql.ACQUIRE, [entry.key], deadline, entry.owner)
@@ -216,7 +216,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
     def check_database(self, databases: Collection[str]) -> list[CheckMessage]:
         from ..postgres.checks import check_postgres
 
-        needs = ("angee_jobs_fencing_token", "angee_jobs_sessionhold")
+        needs = (tokens.SEQUENCE, "angee_jobs_sessionhold")
         return check_postgres(self.db_alias, needs, databases, sql.refuse_transaction_pooling)
 
     # By force.

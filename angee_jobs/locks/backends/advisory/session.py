@@ -61,7 +61,6 @@ class HoldSession:
         self._marks: dict[int, tuple[Session, float]] = {}
         self._unwanted_marks: list[tuple[int, Session]] = []
         self._sessions_proven = False
-        self._draws_tokens: Session | None = None
         self._next_prune = self._next_publish = 0.0
 
     # Requests.
@@ -135,12 +134,6 @@ class HoldSession:
             slot.drop()
             raise
         return session
-
-    def prepare_tokens(self, session: Session, deadline: float) -> None:
-        """Before the first token is drawn on ``session``, which may be there because the server has crashed."""
-        if self._draws_tokens is not session:
-            session.execute(sql.LEAVE_OUT, [], deadline)
-            self._draws_tokens = session
 
     # Holds.
 

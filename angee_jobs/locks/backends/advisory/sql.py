@@ -16,6 +16,7 @@ from ... import clock
 from ...errors import LockBackendError
 from ...keys import LockKey
 from ..base import Grant, Record
+from ..postgres import tokens
 from ..postgres.errors import NoAnswer, SessionLost
 from ..postgres.session import Session
 from ..postgres.statements import Request, Row, Statement, number
@@ -51,17 +52,11 @@ _PUBLISHED = f"LEFT JOIN angee_jobs_sessionhold AS h ON h.advisory_key = {_KEY} 
 
 #: The server's process, the time, and the fencing token, drawn after the grant. No token: refused. -1: nothing can be
 #: written here, so that the token would fail after the lock was granted.
-ACQUIRE = Statement("""
+ACQUIRE = Statement(f"""
     SELECT pg_backend_pid(), extract(epoch FROM clock_timestamp()), CASE
         WHEN current_setting('transaction_read_only') = 'on' THEN -1
-        WHEN pg_try_advisory_lock($1::bigint) THEN nextval('angee_jobs_fencing_token')
+        WHEN pg_try_advisory_lock($1::bigint) THEN {tokens.draw(durable=False)}
     END
-""")
-#: What a crash of the server may have taken back: a sequence logs 32 values ahead, and only who logs them waits for the
-#: disk. So each session leaves out more than can be on their way there before it draws its first token.
-LEAVE_OUT = Statement("""
-    SELECT count(nextval('angee_jobs_fencing_token')) FROM generate_series(1, 2048)
-    WHERE current_setting('transaction_read_only') = 'off'
 """)
 # The marker is free to take unless somebody waits, and given back with the end of the statement.
 _UNLOCK = f"""

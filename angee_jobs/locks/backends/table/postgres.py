@@ -20,6 +20,7 @@ from ... import clock
 from ...errors import LockBackendError
 from ...keys import name_digest
 from ..base import Extension, Grant, Record, finite, owner_digest
+from ..postgres import tokens
 from ..postgres.errors import RowLocked
 from ..postgres.listener import Listener
 from ..postgres.parameters import require_psycopg
@@ -262,7 +263,7 @@ class PostgresTableLockBackend(TableLockBackend):
     def check_database(self, databases: Collection[str]) -> list[CheckMessage]:
         from ..postgres.checks import check_postgres
 
-        return check_postgres(self.db_alias, ("angee_jobs_fencing_token", sql.TABLE), databases, None)
+        return check_postgres(self.db_alias, (tokens.SEQUENCE, sql.TABLE), databases, None)
 
     # Inside.
 

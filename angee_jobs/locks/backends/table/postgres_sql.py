@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from ..postgres import tokens
 from ..postgres.statements import Statement
 
 #: Free rows are removed when they have not been used for this many seconds.
@@ -33,13 +34,13 @@ _ACQUIRE = f"""
     INSERT INTO {TABLE} AS lock
         (digest, name, owner, holder, acquired_at, expires_at, fencing_token)
     SELECT $1::varchar, $2::text, $3::varchar, $4::text, clock_timestamp(),
-        clock_timestamp() + $5::float8 * interval '1 second', nextval('angee_jobs_fencing_token')
+        clock_timestamp() + $5::float8 * interval '1 second', {tokens.draw(durable=True)}
     WHERE NOT EXISTS (SELECT FROM {TABLE} WHERE digest = $1::varchar AND owner <> $3::varchar AND {LIVE}) {{turn}}
         AND set_config('lock_timeout', $6::text, true) || {DURABLE} <> ''
     ON CONFLICT (digest) DO UPDATE SET
         owner = excluded.owner, holder = excluded.holder, acquired_at = clock_timestamp(),
         expires_at = clock_timestamp() + $5::float8 * interval '1 second',
-        fencing_token = greatest(nextval('angee_jobs_fencing_token'), lock.fencing_token + 1)
+        fencing_token = {tokens.draw(above="lock.fencing_token", durable=True)}
     WHERE lock.owner = '' OR lock.expires_at <= clock_timestamp() OR lock.owner = excluded.owner
     RETURNING fencing_token, extract(epoch FROM acquired_at), extract(epoch FROM expires_at)
 """
