@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, ParamSpec, TypeVar, cast
 
 from ..locks import Lock, LockKey, LockNotAcquiredError, lock
+from ..locks.misuse import check_function, check_key
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,6 +68,7 @@ def locked_task(
     options: dict[str, Any],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """The decorator of all the queues. ``is_context`` knows the first argument that a queue adds by itself."""
+    check_key(key, depth=2)
     if on_refused not in ON_REFUSED:
         raise ValueError(f"on_refused must be one of {', '.join(map(repr, ON_REFUSED))}, not {on_refused!r}")
     if not callable(key):
@@ -79,6 +81,7 @@ def locked_task(
         return Try(lock(key, **options))
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        check_function(function)
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise TypeError(f"@locked cannot decorate the generator function {function.__qualname__}")
 

@@ -1,0 +1,60 @@
+"""Decorators that are written wrongly: found where they are written, with what to write instead.
+
+Without this they are silent. ``@locked`` without a key takes the function for its key, so that what is queued and
+called is the decorator, which returns a function and never runs the body: a task that succeeds.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from types import CodeType, FrameType
+from typing import Any
+
+NEEDS_KEY = (
+    '@locked needs the key of its lock: write @locked("billing-run"), or @locked(lambda order_id: ...) for a key that '
+    "is made of the arguments"
+)
+BELOW = (
+    "@locked stands below the decorator that makes a task, where it locks the task's body: put @locked(...) directly "
+    "above def, and the queue's decorator above it"
+)
+#: What only the object that a queue has made of a function has: Celery, Django's tasks, Dramatiq, Huey.
+_OF_A_TASK = ("apply_async", "enqueue", "send_with_options", "call_local")
+
+
+def check_key(key: Any, depth: int = 1) -> None:
+    """TypeError if ``key`` is the function that the caller's caller (at ``depth`` 1) decorates with a bare @locked."""
+    if is_task(key):
+        raise TypeError(f"{BELOW}. {NEEDS_KEY}.")
+    if inspect.isroutine(key) and _is_decorated_by(key, sys._getframe(depth + 1)):
+        raise TypeError(f"{NEEDS_KEY}.")
+
+
+def check_function(function: Any) -> None:
+    """TypeError if ``function`` is a queue's task, or no function at all: an argument that a bare @locked has got."""
+    if is_task(function):
+        raise TypeError(f"{BELOW}.")
+    if not callable(function):
+        raise TypeError(f"{NEEDS_KEY}. It decorates functions, and got an object of type {type(function).__name__}.")
+
+
+def is_task(value: Any) -> bool:
+    if inspect.isroutine(value) or isinstance(value, (str, type)):
+        return False
+    return any(hasattr(value, name) for name in _OF_A_TASK)
+
+
+def _is_decorated_by(function: Any, frame: FrameType) -> bool:
+    """Whether ``frame`` executes a line of the decorators of ``function``.
+
+    A key function is defined elsewhere, or is a lambda. Where lines say nothing, as at a prompt, the answer is no.
+    """
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    if not isinstance(code, CodeType) or code.co_name == "<lambda>":
+        return False
+    if code.co_filename != frame.f_code.co_filename or code.co_filename.startswith("<"):
+        return False
+    first = code.co_firstlineno  # of the first decorator
+    body = min((line for _, _, line in code.co_lines() if line is not None and line > first), default=first + 1)
+    return first <= frame.f_lineno < body
