@@ -19,8 +19,8 @@ class SessionLost(Exception):
 class NoAnswer(Exception):
     """The deadline came first; ``sent``: the request may have been, or may yet be, carried out."""
 
-    def __init__(self, *, sent: bool) -> None:
-        super().__init__("no answer in time")
+    def __init__(self, message: str = "no answer in time", *, sent: bool) -> None:
+        super().__init__(message)
         self.sent = sent
 
 

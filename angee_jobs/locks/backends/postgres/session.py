@@ -20,11 +20,10 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from django.core.exceptions import ImproperlyConfigured
-
 from ... import clock, process
+from .connecting import hosts_of, shares
 from .errors import NoAnswer, SessionLost, operational_error
-from .parameters import connection_parameters, database_name
+from .parameters import database_name
 from .statements import FATAL_ERROR, Parameter, Request, Row, Statement, literally, rows_of
 
 if TYPE_CHECKING:
@@ -97,22 +96,36 @@ class Session:
         self._prefix = b""
         _sessions[id(self)] = self
         try:
-            self._connect(deadline, settings or {}, extra, forced or {})
+            self._connect_somewhere(deadline, settings or {}, extra, forced or {})
         except BaseException:
             self.close()
             raise
 
-    def _connect(
+    def _connect_somewhere(
         self, deadline: float, settings: dict[str, str], extra: dict[str, str], forced: dict[str, str]
     ) -> None:
-        from psycopg import Error, conninfo, pq
+        """Connect to the first host that answers. Each has its share of the time, however silent it is."""
+        failures: list[SessionLost | NoAnswer] = []
+        hosts, role = hosts_of(self.alias, extra, forced, deadline)
+        for host, host_deadline in shares(hosts, deadline):
+            try:
+                for address, limit in shares(host.addresses(host_deadline), host_deadline):
+                    try:
+                        self._connect(address, limit, settings, role)
+                        return
+                    except (SessionLost, NoAnswer) as error:
+                        failures.append(error)
+                        self._hang_up()
+            except (SessionLost, NoAnswer) as error:
+                failures.append(error)
+        if len(failures) == 1 or all(isinstance(each, NoAnswer) for each in failures):
+            raise failures[-1]
+        raise SessionLost("; ".join(dict.fromkeys(map(str, failures))), sent=False) from failures[-1].__cause__
 
-        parameters, role = connection_parameters(self.alias)
-        try:
-            text = conninfo.make_conninfo("", **(extra | parameters | forced))
-        except Error as error:
-            raise ImproperlyConfigured(f"The database {self.alias!r} cannot be connected to: {error}") from error
-        pgconn = self._pgconn = pq.PGconn.connect_start(text.encode())
+    def _connect(self, address: bytes, deadline: float, settings: dict[str, str], role: str | None) -> None:
+        from psycopg import pq
+
+        pgconn = self._pgconn = pq.PGconn.connect_start(address)
         while True:
             state = _POLLING_FAILED if pgconn.status == _CONNECTION_BAD else pgconn.connect_poll()
             if state == _POLLING_OK:
@@ -323,8 +336,14 @@ class Session:
 
     def close(self) -> None:
         """Close the connection. A session that was inherited by a fork is the parent's, and is only forgotten."""
-        pgconn, self._pgconn = self._pgconn, None
+        process.check()
         _sessions.pop(id(self), None)
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        pgconn, self._pgconn = self._pgconn, None
+        self.pending, self._poll = None, None
+        self._prepared.clear()
         if pgconn is not None and self.generation == process.generation:
             pgconn.finish()
 
@@ -340,9 +359,11 @@ class Session:
         except Exception:  # still being connected, or dead
             return
         if fd >= 0:
+            os.close(fd)  # first, so that there is a descriptor left for what takes its place
             nowhere = os.open(os.devnull, os.O_RDWR)
-            os.dup2(nowhere, fd)
-            os.close(nowhere)
+            if nowhere != fd:
+                os.dup2(nowhere, fd, inheritable=False)
+                os.close(nowhere)
 
 
 def _message(pgconn: PGconn, results: Sequence[PGresult] = ()) -> str:
