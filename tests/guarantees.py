@@ -55,7 +55,7 @@ PROMISES = [
         "While a block runs its lease is renewed every third of the ttl, by one thread for the whole process. A "
         "renewal that failed is tried again until the lease is over. Nothing renews after the release.",
         ["Renewal"],
-        [],
+        ["policy/test_renewal"],
     ),
     Promise(
         "A loss is known",
@@ -70,7 +70,7 @@ PROMISES = [
         "`timeout` is the total wait, also against a server that hangs. A lost wake-up costs at most a second. In "
         "arrival order inside a process.",
         ["Waiting"],
-        ["backends/test_redis_waiting", "policy/test_async"],
+        ["policy/test_waiting", "backends/test_redis_waiting", "policy/test_async"],
         ["answered", "refused_for_a_reason"],
     ),
     Promise(
@@ -84,7 +84,7 @@ PROMISES = [
         "Guard",
         "A stale holder's guarded transaction cannot commit after a newer holder's.",
         ["Guard"],
-        [],
+        ["policy/test_guard"],
         ["register"],
     ),
     Promise(
@@ -105,14 +105,25 @@ PROMISES = [
         "Two channels",
         "Refused and broken are two answers, and never told as each other. What cannot be is refused before anything "
         "is acquired. The owner id is in no message.",
-        ["Broken", "BadInput", "Secrecy"],
-        ["policy/test_settings", "backends/test_redis_checks", "backends/test_postgres_checks"],
+        ["Broken", "Secrecy"],
+        [
+            "policy/test_bad_input",
+            "policy/test_settings",
+            "backends/test_redis_checks",
+            "backends/test_postgres_checks",
+        ],
     ),
     Promise(
         "Python",
         "Safe under threads, coroutines, cancellation, fork, and an exception of a signal handler at any instruction.",
         ["Python"],
-        ["policy/test_async_cancel", "policy/test_fork", "backends/test_postgres_session"],
+        [
+            "policy/test_locked",
+            "policy/test_lock_object",
+            "policy/test_async_cancel",
+            "policy/test_fork",
+            "backends/test_postgres_session",
+        ],
         ["support/children"],
     ),
     Promise(
@@ -120,7 +131,7 @@ PROMISES = [
         "A held answer agrees with what a try would give. Lists are complete, reaping touches no live hold, and "
         "signals tell what happened.",
         ["Information", "Reaping", "Signals"],
-        ["admin/test_page", "commands/test_commands", "policy/test_signals"],
+        ["admin/test_page", "commands/test_commands", "policy/test_signals", "policy/test_receivers"],
     ),
 ]
 

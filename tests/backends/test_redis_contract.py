@@ -10,9 +10,10 @@ import pytest
 
 from angee_jobs.locks import LockKey, lock_backends, testing
 from tests.support.servers import RespServer
+from tests.support.strategies import OurStrategy
 
 
-class Redis(testing.Strategy):
+class Redis(OurStrategy):
     """A server, and an alias that leads to it."""
 
     def __init__(self, alias: str) -> None:

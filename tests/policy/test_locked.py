@@ -1,15 +1,20 @@
-"""`@locked`: which functions it takes, and when a bad argument is refused."""
+"""`@locked`: which functions it takes, what its calls do to each other, and when a bad argument is refused."""
 
 import asyncio
 import functools
+import threading
+import unittest
 
 import pytest
 
 from angee_jobs.locks import (
+    LockNotAcquiredError,
     lock,
     locked,
     task_lock_is_held,
 )
+from angee_jobs.locks.testing import ContractCase
+from tests.support.strategies import Local, SqliteTable
 
 
 def test_locked_knows_what_the_call_of_an_object_runs():
@@ -100,3 +105,91 @@ def test_an_error_in_the_key_function_is_that_of_the_call():
 
     with pytest.raises(ZeroDivisionError):
         work()
+
+
+class Calls(ContractCase):
+    def test_s33_one_decorated_function_called_from_two_threads(self) -> None:
+        inside, go_on = threading.Event(), threading.Event()
+        calls: list[str] = []
+
+        @locked(self.key, on_refused="skip", backend=self.alias)
+        def work(name: str) -> str:
+            calls.append(name)
+            inside.set()
+            go_on.wait(10)
+            return name
+
+        first = self.in_background(work, "first")
+        assert inside.wait(10)
+        for _ in range(3):
+            assert self.in_background(work, "refused").result() is None
+        self.assert_held()
+        go_on.set()
+        assert first.result() == "first"
+        self.assert_free()
+        assert work("again") == "again"
+        assert calls == ["first", "again"]
+
+    def test_s33_decorated_calls_from_many_threads(self) -> None:
+        keys = [self.new_key() for _ in range(3)]
+        inside = [0, 0, 0]
+        most = [0, 0, 0]
+
+        @locked(lambda number: keys[number], timeout=30, backend=self.alias)
+        def work(number: int) -> None:
+            inside[number] += 1
+            most[number] = max(most[number], inside[number])
+            inside[number] -= 1
+
+        def call() -> None:
+            for number in (0, 1, 2) * 5:
+                work(number)
+
+        for thread in [self.in_background(call) for _ in range(6)]:
+            thread.result(40)
+        assert most == [1, 1, 1]
+        for key in keys:
+            self.assert_free(key)
+
+    def test_s33_skip_does_not_swallow_the_refusal_of_a_nested_lock(self) -> None:
+        other = self.new_key()
+
+        @locked(self.key, on_refused="skip", backend=self.alias)
+        def nested_block() -> None:
+            with lock(other, backend=self.alias):
+                self.fail("two holders")
+
+        @locked(self.key, on_refused="skip", backend=self.alias)
+        def nested_function() -> None:
+            refusing()
+
+        @locked(other, backend=self.alias)
+        def refusing() -> None:
+            self.fail("two holders")
+
+        with self.lock(other):
+            for function in (nested_block, nested_function):
+                with pytest.raises(LockNotAcquiredError) as caught:
+                    function()
+                assert caught.value.name == other.name
+                self.assert_free()
+
+    def test_s33_raise_is_the_default_and_the_function_stays_what_it_was(self) -> None:
+        @locked(lambda a, *, b: self.key, backend=self.alias)
+        def work(a: int, *, b: int) -> int:
+            """Doc."""
+            return a + b
+
+        assert work(1, b=2) == 3
+        assert (work.__name__, work.__doc__) == ("work", "Doc.")
+        with self.lock(), pytest.raises(LockNotAcquiredError):
+            work(1, b=2)
+        self.assert_free()
+
+
+class TestLocal(Calls, unittest.TestCase):
+    strategy = Local()
+
+
+class TestSqlite(Calls, unittest.TestCase):
+    strategy = SqliteTable()

@@ -43,8 +43,13 @@ async def until(predicate: Callable[[], Any], within: float = 10.0, what: str = 
 
 
 def waiters(key: str, alias: str) -> int:
-    """How many stand in this process's line for the lock."""
-    line = room_of(lock_backends.verbs(alias)).lines.get(lock(key).name)
+    """How many callers of this process wait for the lock of a plain key."""
+    return waiting_here(lock(key).name, alias)
+
+
+def waiting_here(name: str, alias: str) -> int:
+    """How many callers of this process wait for the lock of that name."""
+    line = room_of(lock_backends.verbs(alias)).lines.get(name)
     return len(line.bells) if line is not None else 0
 
 

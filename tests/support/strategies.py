@@ -8,10 +8,20 @@ from typing import Any
 
 from angee_jobs.locks import LockKey, lock_backends
 from angee_jobs.locks.testing import Strategy
+from angee_jobs.locks.waiting import room_of
 from tests.support.servers import PostgresServer
 
 
-class Local(Strategy):
+class OurStrategy(Strategy):
+    """Looks also at what the policy may leave behind in this process."""
+
+    def leftovers(self) -> list[str]:
+        room = room_of(lock_backends.verbs(self.alias))
+        waiting = [f"somebody waits for {name}" for name in list(room.lines)]
+        return waiting + [f"{name} is kept for a transaction" for name in list(room.bindings)]
+
+
+class Local(OurStrategy):
     alias = "local"
     lacks = {
         "processes": "it lives in one process",
@@ -23,7 +33,7 @@ class Local(Strategy):
     }
 
 
-class SqliteTable(Strategy):
+class SqliteTable(OurStrategy):
     alias = "sqlite"
     lacks = {
         "push": "SQLite tells nobody of a write",
@@ -83,11 +93,11 @@ class SqliteTable(Strategy):
                 connection.execute("BEGIN IMMEDIATE")
                 connection.execute("ROLLBACK")
             except sqlite3.OperationalError as error:
-                return [f"somebody writes to the lock file: {error}"]
-        return []
+                return [*super().leftovers(), f"somebody writes to the lock file: {error}"]
+        return super().leftovers()
 
 
-class PostgresTable(Strategy):
+class PostgresTable(OurStrategy):
     alias = "postgres_table"
     databases = ("postgres", "default")
 
@@ -136,7 +146,8 @@ class PostgresTable(Strategy):
             dbname="postgres",
         )
         locks = self._server().query("SELECT pid, mode FROM pg_locks WHERE locktype = 'advisory'", dbname="postgres")
-        return [f"session {row}" for row in rows] + [f"advisory lock {row}" for row in locks]
+        found = [f"session {row}" for row in rows] + [f"advisory lock {row}" for row in locks]
+        return [*super().leftovers(), *found]
 
 
 def server_sessions(server: PostgresServer) -> list[int]:

@@ -30,14 +30,15 @@ For the tests of code that takes locks there are :func:`local_locks`, :class:`Lo
 from __future__ import annotations
 
 from .contract.base import ContractCase, eventually
-from .contract.errors import BadInput, Broken, Secrecy
+from .contract.errors import Broken, Secrecy
 from .contract.exclusion import Clock, Crash, Exclusion, Ownership
 from .contract.fencing import Fencing
 from .contract.guard import Guard
-from .contract.information import Information, Reaping, Signals
+from .contract.information import Information, Signals
 from .contract.loss import Loss
 from .contract.peers import Peer
 from .contract.python import Python
+from .contract.reaping import Reaping
 from .contract.renewal import Renewal
 from .contract.rollbacks import Rollbacks
 from .contract.strategy import CAPABILITIES, Strategy
@@ -59,7 +60,6 @@ class LockContract(
     Transactions,
     Rollbacks,
     Broken,
-    BadInput,
     Secrecy,
     Python,
     Information,

@@ -20,7 +20,6 @@ from ...clock import now
 from ...conf import lock_backends
 from ...keys import LockKey
 from ...lock import Lock
-from ...waiting import room_of
 from .peers import Peer
 from .strategy import CAPABILITIES, Strategy
 
@@ -156,6 +155,24 @@ class ContractCase(_Base):
         real = self.backend.inspect
         return mock.patch.object(self.backend, "inspect", lambda name, deadline: real(name, deadline + VERB_SECONDS))
 
+    @contextlib.contextmanager
+    def calls_of(self, *operations: str) -> Iterator[list[int]]:
+        """The calls of these operations of the backend for the test's key, each as the number of its thread."""
+        calls: list[int] = []
+
+        def noted(real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(name: str, *args: Any) -> Any:
+                if name == self.key.name:
+                    calls.append(threading.get_ident())
+                return real(name, *args)
+
+            return call
+
+        with contextlib.ExitStack() as stack:
+            for each in operations:
+                stack.enter_context(mock.patch.object(self.backend, each, noted(getattr(self.backend, each))))
+            yield calls
+
     def in_background(self, function: Callable[..., T], *args: Any, **kwargs: Any) -> Background:
         thread = Background(function, *args, **kwargs)
         self._threads.append(thread)
@@ -216,11 +233,6 @@ class ContractCase(_Base):
             self.fail("left over after the test: " + "; ".join(found))
 
     def _local_leftovers(self) -> Iterator[str]:
-        room = room_of(self.backend)
-        for name in list(room.lines):
-            yield f"somebody in line for {name}"
-        for name in list(room.bindings):
-            yield f"{name} bound to a transaction"
         if "listing" not in self.strategy.lacks:
             for record in self.backend.list_held(now() + VERB_SECONDS):
                 if record.name.startswith(f"angee:contract:{self._testMethodName}:"):

@@ -209,6 +209,7 @@ class Ownership(ContractCase):
         for peer in (one, two):
             peer.call(tasks.pretend_to_be, "container", 1)
         self.assertTrue(one.call(tasks.acquire, "a", self.key, ttl=LONG, backend=self.alias))
+        self.assertEqual(*(peer.call(tasks.says_who_it_is) for peer in (one, two)))
         self.assertFalse(two.call(tasks.acquire, "a", self.key, ttl=LONG, backend=self.alias))
         self.assertIs(two.call(tasks.release, "a"), False)
         self.assertIs(two.call(tasks.extend, "a"), False)

@@ -1,17 +1,12 @@
-"""What the backend tells: who holds what, what expired, and the signals."""
+"""What the backend tells: who holds what, and the signals."""
 
 from __future__ import annotations
 
-import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
 from datetime import timedelta
-from typing import ClassVar
-from unittest import mock
 
-from ... import signals
 from ...api import lock, task_lock
 from ...backends.base import VERB_SECONDS, BaseLockBackend
 from ...clock import now
@@ -20,13 +15,12 @@ from ...operations import (
     force_release,
     held_locks,
     lock_info,
-    reap_expired_locks,
     task_lock_is_held,
     task_locks_are_cross_process,
 )
 from ...types import LockBackend, LockHandle
 from . import tasks
-from .base import KEPT, LONG, RENEWED, SHORT, ContractCase, eventually
+from .base import KEPT, LONG, ContractCase, eventually
 
 
 class Information(ContractCase):
@@ -221,93 +215,6 @@ class Information(ContractCase):
             self.assertEqual(record.holder, listed[record.name].holder)
 
 
-class Reaping(ContractCase):
-    requires: ClassVar[Sequence[str]] = ("leases", "listing")
-
-    def prepare(self) -> None:
-        reap_expired_locks(backend=self.alias)
-
-    def expired(self, count: int) -> None:
-        holds = [self.lock(self.new_key(), ttl=SHORT) for _ in range(count)]
-        for each in holds:
-            self.assertTrue(each.acquire())
-        eventually(lambda: not any(self.backend.is_held(each.key) for each in holds))
-
-    def test_s37_what_expired_is_removed_and_what_lives_is_not(self) -> None:
-        live = self.lock()
-        live.acquire()
-        self.expired(3)
-        self.assertEqual(reap_expired_locks(grace=3600, backend=self.alias), 0)
-        with self.hear("locks_reaped") as heard:
-            self.assertEqual(reap_expired_locks(backend=self.alias), 3)
-        [(_, arguments)] = heard
-        self.assertEqual((arguments["backend"], arguments["count"]), (self.alias, 3))
-        self.assertEqual(reap_expired_locks(backend=self.alias), 0)
-        self.assertTrue(live.extend())
-        self.assert_held()
-        live.release()
-
-    def test_s37_two_reaps_at_once_count_each_row_once(self) -> None:
-        self.expired(40)
-        start = threading.Barrier(4)
-
-        def reap() -> int:
-            start.wait(10)
-            return sum(self.backend.reap(0, 7, now() + VERB_SECONDS) for _ in range(12))
-
-        counts = [thread.result() for thread in [self.in_background(reap) for _ in range(4)]]
-        self.assertEqual(sum(counts), 40, counts)
-
-    def test_s37_reaping_during_heavy_locking_touches_no_live_hold(self) -> None:
-        stop = threading.Event()
-        self.addCleanup(stop.set)
-        keys = [self.new_key() for _ in range(3)]
-        rounds = [0] * 6
-
-        def work(number: int) -> None:
-            while not stop.is_set():
-                with self.lock(keys[number % 3], ttl=5, timeout=20) as held:
-                    held.check()
-                rounds[number] += 1  # leaving the block would have raised
-
-        workers = [self.in_background(work, number) for number in range(6)]
-        eventually(lambda: all(rounds), what="all are at work")
-        reapers = [
-            self.in_background(lambda: [reap_expired_locks(backend=self.alias) for _ in range(40)]) for _ in range(2)
-        ]
-        counts = [sum(reaper.result()) for reaper in reapers]
-        stop.set()
-        for worker in workers:
-            worker.result()
-        self.assertEqual(counts, [0, 0])
-
-    def test_s05_a_hold_that_was_reaped_is_lost(self) -> None:
-        held = self.lock(ttl=SHORT)
-        held.acquire()
-        eventually(lambda: not self.backend.is_held(self.key))
-        self.assertEqual(reap_expired_locks(backend=self.alias), 1)
-        newer = self.lock()
-        self.assertTrue(newer.acquire())
-        self.assertIs(held.release(), False)
-        self.assertTrue(held.lost)
-        self.assert_held()
-        self.assertTrue(newer.release())
-
-    def test_the_list_of_what_a_reap_would_remove(self) -> None:
-        self.expired(2)
-        limit = now() + VERB_SECONDS
-        self.assertEqual(len(list(self.backend.list_expired(0, limit))), 2)
-        self.assertEqual(len(list(self.backend.list_expired(3600, limit))), 0)
-        self.assertEqual(self.backend.reap(0, 1, limit), 1)
-        self.assertEqual(len(list(self.backend.list_expired(0, limit))), 1)
-        self.assertEqual(self.backend.reap(0, 10, limit), 1)
-
-    def test_a_bad_grace_is_refused(self) -> None:
-        for grace, error in ((-1, ValueError), (float("nan"), ValueError), ("5", TypeError)):
-            with self.subTest(grace=grace), self.assertRaises(error):
-                reap_expired_locks(grace=grace, backend=self.alias)  # type: ignore[arg-type]
-
-
 class Signals(ContractCase):
     def test_acquired_and_released(self) -> None:
         with self.hear("lock_acquired", "lock_released", "lock_lost", "lock_refused") as heard:
@@ -352,60 +259,3 @@ class Signals(ContractCase):
                     self.assertEqual(arguments["holder"].holder.note, "the one inside")
                     self.assertEqual(arguments["holder"].owner_id, "***")
                     self.assertTrue(any(str(os.getpid()) in line and "the one inside" in line for line in lines))
-
-    def test_a_failing_receiver_breaks_nothing(self) -> None:
-        names = ("lock_acquired", "lock_refused", "lock_released", "lock_lost", "locks_reaped")
-        called: list[str] = []
-
-        def fail(sender: type, **arguments: object) -> None:
-            called.append("failing")
-            raise RuntimeError("a receiver that fails")
-
-        for name in names:
-            getattr(signals, name).connect(fail)
-        try:
-            with self.assertLogs("angee_jobs", "ERROR"), self.hear(*names) as heard:
-                with self.lock():
-                    self.assertFalse(self.lock().acquire())
-                self.assert_free()
-                if "leases" not in self.strategy.lacks:
-                    late = self.lock(ttl=SHORT)
-                    late.acquire()
-                    eventually(lambda: any(name == "lock_lost" for name, _ in heard))
-                    reap_expired_locks(backend=self.alias)
-        finally:
-            for name in names:
-                getattr(signals, name).disconnect(fail)
-        self.assertIn("lock_acquired", [name for name, _ in heard])
-        self.assertIn("lock_refused", [name for name, _ in heard])
-        self.assertIn("lock_released", [name for name, _ in heard])
-        self.assertTrue(called)
-
-    def test_the_thread_of_a_slow_receiver_of_losses_renews_nothing(self) -> None:
-        self.needs("leases")
-        go_on, called = threading.Event(), threading.Event()
-
-        def slow(sender: type, **arguments: object) -> None:
-            called.set()
-            go_on.wait(20)
-
-        signals.lock_lost.connect(slow)
-        try:
-            with self.lock(self.new_key(), ttl=RENEWED) as held:
-                late = self.lock(ttl=SHORT)
-                late.acquire()
-                self.assertTrue(called.wait(SHORT + 5))
-                self.is_renewed(held)
-                self.assertTrue(held.held)
-        finally:
-            go_on.set()
-            signals.lock_lost.disconnect(slow)
-
-    def test_no_signal_costs_a_look_at_the_holder(self) -> None:
-        self.needs("listing")
-        with (
-            self.lock(),
-            mock.patch.object(self.backend, "inspect", side_effect=AssertionError("it looked")),
-            mock.patch.object(logging.getLogger("angee_jobs.locks"), "isEnabledFor", return_value=False),
-        ):
-            self.assertIs(self.lock().acquire(), False)

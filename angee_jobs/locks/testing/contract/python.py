@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
-from ...api import lock, locked, task_lock
-from ...errors import LockBackendError, LockLostError, LockNotAcquiredError
+from ...api import task_lock
+from ...errors import LockBackendError
 from . import tasks
 from .base import KEPT, LONG, RENEWED, ContractCase
 
@@ -80,102 +79,10 @@ class Python(ContractCase):
         self.assertIs(self.in_background(held.release).result(), True)
         self.assertIs(held.release(), False)
 
-    def test_s32_many_threads_release_one_hold_and_one_of_them_did_it(self) -> None:
-        for _ in range(5):
-            held = self.lock()
-            held.acquire()
-            start = threading.Barrier(6)
-
-            def release(held: Any = held, start: threading.Barrier = start) -> bool:
-                start.wait(10)
-                return bool(held.release())
-
-            answers = [thread.result() for thread in [self.in_background(release) for _ in range(6)]]
-            self.assertEqual(sorted(answers), [False] * 5 + [True])
-            self.assert_free()
-
     def test_s32_a_block_that_another_thread_leaves(self) -> None:
         held = self.lock()
         held.__enter__()
         self.in_background(held.__exit__, None, None, None).result()
-        self.assert_free()
-
-    def test_s33_one_decorated_function_called_from_two_threads(self) -> None:
-        inside, go_on = threading.Event(), threading.Event()
-        calls: list[str] = []
-
-        @locked(self.key, on_refused="skip", backend=self.alias)
-        def work(name: str) -> str:
-            calls.append(name)
-            inside.set()
-            go_on.wait(10)
-            return name
-
-        first = self.in_background(work, "first")
-        self.assertTrue(inside.wait(10))
-        for _ in range(3):
-            self.assertIsNone(self.in_background(work, "refused").result())
-        self.assert_held()
-        go_on.set()
-        self.assertEqual(first.result(), "first")
-        self.assert_free()
-        self.assertEqual(work("again"), "again")
-        self.assertEqual(calls, ["first", "again"])
-
-    def test_s33_decorated_calls_from_many_threads(self) -> None:
-        keys = [self.new_key() for _ in range(3)]
-        inside = [0, 0, 0]
-        most = [0, 0, 0]
-
-        @locked(lambda number: keys[number], timeout=30, backend=self.alias)
-        def work(number: int) -> None:
-            inside[number] += 1
-            most[number] = max(most[number], inside[number])
-            inside[number] -= 1
-
-        def call() -> None:
-            for number in (0, 1, 2) * 5:
-                work(number)
-
-        for thread in [self.in_background(call) for _ in range(6)]:
-            thread.result(40)
-        self.assertEqual(most, [1, 1, 1])
-        for key in keys:
-            self.assert_free(key)
-
-    def test_s33_skip_does_not_swallow_the_refusal_of_a_nested_lock(self) -> None:
-        other = self.new_key()
-
-        @locked(self.key, on_refused="skip", backend=self.alias)
-        def nested_block() -> None:
-            with lock(other, backend=self.alias):
-                self.fail("two holders")
-
-        @locked(self.key, on_refused="skip", backend=self.alias)
-        def nested_function() -> None:
-            refusing()
-
-        @locked(other, backend=self.alias)
-        def refusing() -> None:
-            self.fail("two holders")
-
-        with self.lock(other):
-            for function in (nested_block, nested_function):
-                with self.assertRaises(LockNotAcquiredError) as caught:
-                    function()
-                self.assertEqual(caught.exception.name, other.name)
-                self.assert_free()
-
-    def test_s33_raise_is_the_default_and_the_function_stays_what_it_was(self) -> None:
-        @locked(lambda a, *, b: self.key, backend=self.alias)
-        def work(a: int, *, b: int) -> int:
-            """Doc."""
-            return a + b
-
-        self.assertEqual(work(1, b=2), 3)
-        self.assertEqual((work.__name__, work.__doc__), ("work", "Doc."))
-        with self.lock(), self.assertRaises(LockNotAcquiredError):
-            work(1, b=2)
         self.assert_free()
 
     def test_s31_a_fork_inside_a_block(self) -> None:
@@ -233,26 +140,3 @@ class Python(ContractCase):
         self.assert_held(second.key)
         second.__exit__(None, None, None)
         self.assert_free(second.key)
-
-    def test_a_refused_block_of_one_object_does_not_end_the_hold_of_another_thread(self) -> None:
-        shared = self.lock()
-
-        def enter() -> None:
-            with self.assertRaises(LockNotAcquiredError), shared:
-                self.fail("two holders")
-
-        with shared:
-            for _ in range(3):
-                self.in_background(enter).result()
-            self.assertTrue(shared.held)
-            self.assert_held()
-        self.assert_free()
-
-    def test_check_without_a_hold_raises(self) -> None:
-        held = self.lock()
-        with self.assertRaises(LockLostError):
-            held.check()
-        with held:
-            held.check()
-        with self.assertRaises(LockLostError):
-            held.check()

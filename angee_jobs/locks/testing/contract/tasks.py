@@ -11,19 +11,19 @@ import random
 import signal
 import threading
 import time
+import types
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from ... import clock
+from ... import clock, holder
 from ...api import lock
 from ...conf import lock_backends
 from ...errors import LockBackendError
 from ...keys import LockKey
 from ...lock import Lock
-from ...waiting import room_of
 
 _locks: dict[str, Lock] = {}
 _undo: list[Callable[[], object]] = []
@@ -110,15 +110,17 @@ def _patch(target: Any, name: str, value: Any) -> None:
 
 
 def pretend_to_be(host: str, pid: int) -> None:
-    """Be indistinguishable from another process that pretends to be the same."""
+    """Be indistinguishable from another process that pretends to be the same, by what is stored of a holder."""
     import socket
 
-    from ...backends import base
-
     _patch(socket, "gethostname", lambda: host)
-    _patch(os, "getpid", lambda: pid)
-    if hasattr(base, "_host"):
-        _patch(base, "_host", host)
+    _patch(holder, "_host", host)
+    _patch(holder, "os", types.SimpleNamespace(getpid=lambda: pid))
+
+
+def says_who_it_is() -> str:
+    """What this process stores of itself with a hold."""
+    return holder.describe_holder("")
 
 
 def shift_clock(seconds: float) -> None:
@@ -157,15 +159,21 @@ def _strike(signum: int, frame: Any) -> None:
 
 
 def strike_when_waiting(key: LockKey, alias: str) -> None:
-    """Raise :class:`Struck` in the main thread as soon as somebody stands in line for the lock."""
+    """Raise :class:`Struck` in the main thread as soon as it waits for the lock."""
     previous = signal.signal(signal.SIGUSR1, _strike)
     _undo.append(lambda: signal.signal(signal.SIGUSR1, previous))
-    room = room_of(lock_backends.verbs(alias))
+    backend, waits = lock_backends.verbs(alias), threading.Event()
+    real = backend.remaining
+
+    def remaining(name: str, deadline: float) -> float | None:
+        if name == key.name:
+            waits.set()
+        return real(name, deadline)
+
+    _patch(backend, "remaining", remaining)
 
     def wait_and_strike() -> None:
-        limit = clock.now() + 20
-        while key.name not in room.lines and clock.now() < limit:
-            time.sleep(0.005)
+        waits.wait(20)
         time.sleep(0.05)
         os.kill(os.getpid(), signal.SIGUSR1)
 
