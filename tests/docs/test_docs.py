@@ -203,7 +203,7 @@ def fits(entry):
         return
     backend = import_string(entry["BACKEND"])
     inspect.signature(backend).bind(**entry.get("OPTIONS", {}))
-    assert entry.keys() <= {"BACKEND", "OPTIONS"}
+    assert entry.keys() <= {"BACKEND", "NAMESPACE", "OPTIONS"}
 
 
 def test_the_example_of_a_backend_works(names, shop, tmp_path):
@@ -280,9 +280,7 @@ def commands() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("name", "arguments"), commands())
 def test_commands_take_the_arguments_that_are_shown(name, arguments):
-    words = shlex.split(arguments)
-    if "--" in words:  # what comes after it belongs to the program
-        words = words[: words.index("--")]
+    words = shlex.split(arguments.partition(" -- ")[0])  # what comes after it belongs to the program
     if "KEY" not in words:
         load_command_class("angee_jobs", name).create_parser("manage.py", name).parse_args(words)
 
@@ -328,10 +326,33 @@ def test_every_module_is_in_the_architecture():
         assert name in {module.name for module in modules}, f"{name} is gone"
 
 
-def test_every_page_of_a_how_to_is_within_reach():
-    index = (ROOT / "docs" / "index.md").read_text()
-    for pattern in ("howto/*", "decisions/*"):
-        assert f"\n{pattern}\n" in index
+def test_every_option_of_a_lock_is_in_the_reference():
+    text = (ROOT / "docs" / "reference" / "locks.md").read_text()
+    table = text.partition("### Options")[2].partition("```")[0]
+    rows = re.findall(r"^\| `(\w+)` \|", table, re.M)
+    options = [name for name in inspect.signature(lock).parameters if name != "key"]
+    assert rows == options
+
+
+def test_every_page_is_within_reach():
+    """A how-to stands in the lists of what people do, and each page in the menu."""
+    index, readme = (ROOT / "docs" / "index.md").read_text(), (ROOT / "README.md").read_text()
+    assert "\ndecisions/*\n" in index
+    for page in (ROOT / "docs").rglob("*.md"):
+        name = str(page.relative_to(ROOT / "docs").with_suffix(""))
+        if not name.startswith(("decisions/", "_build/", "index")):
+            assert f"\n{name}\n" in index, name
+        if name.startswith("howto/"):
+            assert f"]({name}.md)" in index, name
+            assert f"](docs/{name}.md)" in readme, name
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "howto").glob("[!c]*.md")), ids=lambda page: page.stem)
+def test_a_how_to_defines_the_aliases_that_it_uses(page):
+    text = page.read_text()
+    used = set(re.findall(r"""backend(?:="|[ =])(\w+)\b""", "\n".join(block.text for block in blocks(page))))
+    defined = set(re.findall(r'^ *"(\w+)": \{\s*"BACKEND"', text, re.M)) | {"default", "mine"}
+    assert used <= defined
 
 
 def test_the_guarantees_name_tests_that_exist():
