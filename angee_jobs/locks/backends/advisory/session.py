@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from ... import clock
 from ...errors import LockBackendError
-from ..postgres.errors import NoAnswer, SessionLost, driver_error, driver_errors, explain
+from ..postgres.errors import NoAnswer, SessionLost, driver_error, driver_errors, explain, refused
 from ..postgres.pool import Pool
 from ..postgres.session import Session
 from ..postgres.slots import Slot
@@ -129,7 +129,10 @@ class HoldSession:
             if not session.direct and not self._sessions_proven:
                 sql.refuse_transaction_pooling(session, deadline)
                 self._sessions_proven = True
-            session.execute(Statement(f"LISTEN {sql.ask_channel(session.server_pid)}"), [], deadline)
+            try:
+                session.execute(Statement(f"LISTEN {sql.ask_channel(session.server_pid)}"), [], deadline)
+            except driver_errors() as error:  # a pooler may refuse it; only a release by force needs it
+                logger.warning("Session locks on %r cannot be released by force: %s", self.alias, error)
         except BaseException:
             slot.drop()
             raise
@@ -184,22 +187,29 @@ class HoldSession:
     def _free_on(self, session: Session, entry: Entry, deadline: float) -> bool:
         if self.entries.get(entry.key) is not entry:
             return False  # another thread was faster, and the next hold of this key may be on this very session
+        failure: BaseException | None = None
         if entry.unlocking is not None:  # an earlier try, which was not waited for
             session.drain(deadline)
-            if any(result.ntuples and result.get_value(0, 1) == b"t" for result in entry.unlocking.results):
+            answers = [result.get_value(0, 0) for result in entry.unlocking.results if result.ntuples]
+            if b"t" in answers:
                 return True
+            failure = None if answers else LockBackendError(f"The release of {entry.name} failed", name=entry.name)
             entry.unlocking = None
-        parameters = [entry.key, marker_key(entry.name)]
+        # What fails is about the note, or the notification (its queue may be full), and the lock is free already.
+        ways = [(sql.RELEASE, [entry.key, marker_key(entry.name)]), (sql.UNLOCK, [entry.key])]
+        if entry.published:
+            ways.insert(0, (sql.RELEASE_PUBLISHED, ways[0][1]))
         try:
-            if entry.published:
+            for statement, parameters in ways:
+                if failure is not None and entry.key not in self.held_on(session, deadline):
+                    return True
                 try:
-                    [row] = session.execute(sql.RELEASE_PUBLISHED, parameters, deadline, entry.owner)
-                    return row[1] == b"t"
-                except driver_errors():  # about the note; the lock may be free already, and must be
-                    if entry.key not in self.held_on(session, deadline):
-                        return True
-            [row] = session.execute(sql.RELEASE, parameters, deadline, entry.owner)
-            return row[1] == b"t"
+                    [row] = session.execute(statement, parameters, deadline, entry.owner)
+                    return row[0] == b"t"
+                except driver_errors() as error:
+                    failure = error
+            assert failure is not None
+            raise failure
         except BaseException:
             if session.busy:
                 entry.unlocking = session.pending
@@ -219,7 +229,11 @@ class HoldSession:
             self._marks[marker] = (session, clock.now())
             self._unmark(session, deadline)
 
-        self.run(deadline, work)
+        try:
+            self.run(deadline, work)
+        except LockBackendError as error:
+            if not refused(error):
+                raise  # else the wait goes on at the fallback interval, without the mark
 
     def unmark_all(self) -> None:
         """Nobody waits any more. Sends nothing itself: the marks go in the background, or with the session."""

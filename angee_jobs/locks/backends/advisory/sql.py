@@ -60,7 +60,7 @@ ACQUIRE = Statement(f"""
 """)
 # The marker is free to take unless somebody waits, and given back with the end of the statement.
 _UNLOCK = f"""
-    pg_backend_pid(), pg_advisory_unlock($1::bigint),
+    pg_advisory_unlock($1::bigint),
     CASE WHEN NOT pg_try_advisory_xact_lock($2::bigint) THEN pg_notify('{CHANNEL}', $1::bigint::text) END
 """
 RELEASE = Statement(f"SELECT {_UNLOCK}")

@@ -51,6 +51,11 @@ def explain(error: Any, alias: str) -> NoReturn:
     raise LockBackendError(f"The database {alias!r} refused a request of its locks: {error}") from error
 
 
+def refused(error: LockBackendError) -> bool:
+    """Whether the server answered, with an error."""
+    return getattr(error.__cause__, "sqlstate", None) is not None
+
+
 def driver_error(error: Exception) -> BaseException:
     """psycopg's own error, for ``__cause__``."""
     from psycopg import OperationalError

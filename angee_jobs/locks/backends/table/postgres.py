@@ -21,7 +21,7 @@ from ...errors import LockBackendError
 from ...keys import name_digest
 from ..base import Extension, Grant, Record, finite, owner_digest
 from ..postgres import tokens
-from ..postgres.errors import RowLocked
+from ..postgres.errors import RowLocked, refused
 from ..postgres.listener import Listener
 from ..postgres.parameters import require_psycopg
 from ..postgres.pool import Pool
@@ -148,9 +148,10 @@ class PostgresTableLockBackend(TableLockBackend):
     def release(self, name: str, owner: str, deadline: float) -> bool:
         hashed = owner_digest(owner)
         self._pool.drain(hashed, deadline)  # or a grant that was given up waiting for could come after this
-        rows = self._rows(
-            sql.RELEASE, name_digest(name), hashed, _patience(deadline), deadline=deadline, owner=hashed, again=False
-        )
+        rows = self._end(
+            sql.RELEASE, sql.RELEASE_UNTOLD, name_digest(name), hashed, _patience(deadline),
+            deadline=deadline, owner=hashed,
+        )  # fmt: skip
         self._until_tidy -= 1
         if self._until_tidy <= 0:
             self._until_tidy = TIDY_EVERY
@@ -223,8 +224,8 @@ class PostgresTableLockBackend(TableLockBackend):
         return _count(rows)
 
     def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
-        rows = self._rows(
-            sql.FORCE, name_digest(name), _patience(deadline), fencing_token, deadline=deadline, again=False
+        rows = self._end(
+            sql.FORCE, sql.FORCE_UNTOLD, name_digest(name), _patience(deadline), fencing_token, deadline=deadline
         )
         return _record(rows[0][1:]) if rows else None
 
@@ -239,8 +240,10 @@ class PostgresTableLockBackend(TableLockBackend):
             return left
         try:
             rows = self._rows(sql.MARK, digest, _patience(deadline), deadline=deadline)
-        except RowLocked:  # the wait goes on without the mark, at the fallback interval
-            return left
+        except LockBackendError as error:
+            if refused(error):  # a locked row, or a full disk: the wait goes on at the fallback interval
+                return left
+            raise
         return number(rows[0][0]) if rows else None
 
     def wait_for_change(self, seconds: float) -> Collection[str] | None:
@@ -266,6 +269,17 @@ class PostgresTableLockBackend(TableLockBackend):
         return check_postgres(self.db_alias, (tokens.SEQUENCE, sql.TABLE), databases, None)
 
     # Inside.
+
+    def _end(
+        self, statement: Statement, untold: Statement, *parameters: Parameter, deadline: float, owner: str = ""
+    ) -> list[Row]:
+        """End a hold; without telling the waiters if that is what the server refuses. They look again soon."""
+        try:
+            return self._rows(statement, *parameters, deadline=deadline, owner=owner, again=False)
+        except LockBackendError as error:
+            if isinstance(error, RowLocked) or not refused(error):
+                raise
+        return self._rows(untold, *parameters, deadline=deadline, owner=owner, again=False)
 
     def _poll(self, seconds: float) -> Collection[str]:
         """Look at all the keys that are waited for, until one is free or ``seconds`` are over."""

@@ -28,6 +28,7 @@ RECORD = """
     name, holder, extract(epoch FROM acquired_at), extract(epoch FROM expires_at),
     extract(epoch FROM expires_at - clock_timestamp()), fencing_token
 """
+# The commit fails if it cannot be queued, as when a listener keeps a transaction open: then the same goes without.
 TELL = f"CASE WHEN waited_until > clock_timestamp() THEN pg_notify('{CHANNEL}', digest) END"
 
 _ACQUIRE = f"""
@@ -66,11 +67,12 @@ EXTEND = Statement(f"""
         AND set_config('lock_timeout', $4::text, true) || {DURABLE} <> ''
     RETURNING lock.owner
 """)
-RELEASE = Statement(f"""
+_RELEASE = f"""
     UPDATE {TABLE} SET owner = '', expires_at = clock_timestamp()
     WHERE digest = $1 AND owner = $2 AND expires_at > clock_timestamp() AND {QUICKLY.format("$3::text")}
-    RETURNING {TELL}
-""")
+    RETURNING {{tell}}
+"""
+RELEASE, RELEASE_UNTOLD = Statement(_RELEASE.format(tell=TELL)), Statement(_RELEASE.format(tell="NULL"))
 ADOPT = Statement(f"""
     UPDATE {TABLE}
     SET owner = $3, holder = $4, expires_at = clock_timestamp() + $5::float8 * interval '1 second'
@@ -119,7 +121,7 @@ TIDY = Statement(f"""
         FOR UPDATE SKIP LOCKED
     ) AND set_config('synchronous_commit', 'off', true) <> ''
 """)
-FORCE = Statement(f"""
+_FORCE = f"""
     WITH held AS (
         SELECT digest, {RECORD} FROM {TABLE}
         WHERE digest = $1 AND {LIVE} AND set_config('lock_timeout', $2::text, true) <> ''
@@ -128,10 +130,12 @@ FORCE = Statement(f"""
     ), ended AS (
         UPDATE {TABLE} SET owner = '', expires_at = clock_timestamp()
         FROM held WHERE {TABLE}.digest = held.digest
-        RETURNING {TELL.replace("digest", f"{TABLE}.digest")} AS told
+        RETURNING {{tell}} AS told
     )
     SELECT held.*, ended.told FROM held, ended
-""")
+"""
+FORCE = Statement(_FORCE.format(tell=TELL.replace("digest", f"{TABLE}.digest")))
+FORCE_UNTOLD = Statement(_FORCE.format(tell="NULL"))
 LEFT = Statement(f"""
     SELECT extract(epoch FROM expires_at - clock_timestamp()), extract(epoch FROM waited_until - clock_timestamp())
     FROM {TABLE} WHERE digest = $1 AND {LIVE}
