@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import io
 import os
 import re
+import signal
+import sys
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -14,10 +18,12 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from angee_jobs.locks.conf import lock_backends
 from angee_jobs.locks.errors import LockError
 from angee_jobs.locks.keys import LockKey, parse_command_key
-from angee_jobs.locks.types import lease_seconds, wait_seconds
+from angee_jobs.locks.types import lease_seconds, printable, wait_seconds
 
 #: As argparse has it.
 WRONG_USAGE = 2
+#: As shells say that a program was ended by a signal.
+BY_SIGNAL = 128
 
 
 class LockCommand(BaseCommand):
@@ -27,10 +33,30 @@ class LockCommand(BaseCommand):
     #: The exit code if ANGEE_JOBS_LOCKS cannot be read.
     wrong_configuration = 1
 
+    def run_from_argv(self, argv: list[str]) -> None:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # a terminal may not be able to show every name
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            try:
+                super().run_from_argv(argv)
+            finally:
+                sys.stdout.flush()
+        except BrokenPipeError:  # of "list_locks | head": its reader has seen enough
+            with contextlib.suppress(OSError, ValueError):  # or the interpreter's exit would write there once more
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(BY_SIGNAL + signal.SIGPIPE)
+
     def create_parser(self, prog_name: str, subcommand: str, **kwargs: Any) -> CommandParser:
         parser = super().create_parser(prog_name, subcommand, **kwargs)
         parser.print_usage = lambda file=None: None  # type: ignore[method-assign]  # one line says what is wrong
+        error = parser.error
+        parser.error = lambda message: error(self.usage_error(printable(message)))  # type: ignore[method-assign]
         return parser
+
+    def usage_error(self, message: str) -> str:
+        """What argparse says, and more where it does not say what to write."""
+        return message
 
     def add_backend_argument(self, parser: CommandParser, text: str) -> None:
         parser.add_argument("--backend", metavar="ALIAS", help=f"An alias in ANGEE_JOBS_LOCKS. {text}")
@@ -60,7 +86,7 @@ _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?|nan|[-+]?inf", re.IGNO
 
 
 def one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    return printable(" ".join(str(error).split()))
 
 
 def key_argument(text: str) -> LockKey:

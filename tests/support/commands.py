@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import signal
 import subprocess
@@ -12,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from django.core.management import ManagementUtility
+from django.core.management import ManagementUtility, call_command
 from django.test import override_settings
 
-from angee_jobs.locks import LockKey, force_release, held_locks, lock_info
+from angee_jobs.locks import Lock, LockKey, force_release, held_locks, lock_backends, lock_info
 from tests.support.servers import eventually
 
 ROOT = Path(__file__).parents[2]
@@ -59,6 +60,25 @@ def execute(*args: Any) -> int:
     except SystemExit as end:
         return int(end.code or 0)
     return 0
+
+
+def run(*args: Any, **options: Any) -> str:
+    out = io.StringIO()
+    call_command(*args, stdout=out, **options)
+    return out.getvalue()
+
+
+def one_line_of(done: subprocess.CompletedProcess[str]) -> str:
+    assert done.stdout == ""
+    [line] = done.stderr.splitlines()
+    return line
+
+
+def leave_expired(*keys: str) -> None:
+    left = [Lock(key, ttl=0.05) for key in keys]
+    assert all(each.acquire() for each in left)
+    verbs = lock_backends.verbs("default")
+    eventually(lambda: all(verbs.inspect(f"angee:name:{key}", float("inf")) is None for key in keys))
 
 
 def children(pid: int) -> list[int]:

@@ -8,7 +8,11 @@ ANGEE_JOBS_LOCKS = {
     "local": {"BACKEND": "angee_jobs.locks.LocalLockBackend"},
 }
 
+import json  # noqa: E402
 import os  # noqa: E402
+
+if os.environ.get("ANGEE_JOBS_TEST_LOGGING"):
+    LOGGING = json.loads(os.environ["ANGEE_JOBS_TEST_LOGGING"])
 
 if os.environ.get("ANGEE_JOBS_TEST_DOWN"):
     DATABASES["down"] = {  # noqa: F405

@@ -6,7 +6,7 @@ import fnmatch
 import itertools
 import json
 from collections.abc import Iterator
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from typing import Any
 
 from django.core.management.base import CommandError, CommandParser
@@ -66,7 +66,7 @@ class Command(LockCommand):
             )
 
     def _table(self, infos: Iterator[LockInfo]) -> None:
-        now, zone = timezone.now(), timezone.get_current_timezone()
+        now, zone = datetime.now(UTC), timezone.get_current_timezone()  # aware, whatever USE_TZ says
         rows = (_row(info, now, zone) for info in infos)
         first = [*itertools.islice(rows, LOOK_AHEAD)]
         if not first:

@@ -34,8 +34,9 @@ def _batch_size(text: str) -> int:
 class Command(LockCommand):
     help = (
         "Removes what expired locks left behind, and guard rows that are more than a day old. Locks come free "
-        "without it: this only tidies up. Safe to run twice at once and while locks are taken. Exit codes: 0, also if "
-        "there was nothing; 1 if a backend could not be asked, after reaping the others; 2 for wrong usage."
+        "without it: this only tidies up. Safe to run twice at once and while locks are taken. Prints nothing if there "
+        "was nothing to remove, unless -v 2 or --dry-run is given. Exit codes: 0, also if there was nothing; 1 if a "
+        "backend could not be asked, after reaping the others; 2 for wrong usage."
     )
 
     def add_arguments(self, parser: CommandParser) -> None:
@@ -82,8 +83,13 @@ class Command(LockCommand):
             result = {"removed": total, "backends": counts, "guard_rows": guards, "errors": errors}
             self.stdout.write(json.dumps({**result, "dry_run": options["dry_run"]}))
             return
-        done = "Would remove" if options["dry_run"] else "Removed"
+        verbosity, dry_run = options["verbosity"], options["dry_run"]
+        if verbosity == 0:
+            return
+        done = "Would remove" if dry_run else "Removed"
         for alias, count in counts.items():
+            if count == 0 and verbosity == 1 and not dry_run:  # cron would send a mail every time
+                continue
             self.stdout.write(f"{done} {count} expired lock{'' if count == 1 else 's'} of {alias!r}.")
         if guards:
             self.stdout.write(f"{done} {guards} old guard row{'' if guards == 1 else 's'}.")

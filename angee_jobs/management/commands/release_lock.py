@@ -16,7 +16,7 @@ from angee_jobs.locks.conf import DEFAULT_ALIAS
 from angee_jobs.locks.errors import LockBackendError
 from angee_jobs.locks.keys import LockKey
 from angee_jobs.locks.operations import end_session, force_release, holds_beside, lock_info, task_lock_is_held
-from angee_jobs.locks.types import LockInfo
+from angee_jobs.locks.types import LockInfo, printable
 from angee_jobs.management.base import BACKEND_ERRORS, LockCommand, key_argument, one_line
 
 NOT_HELD = 3
@@ -48,6 +48,7 @@ class Command(LockCommand):
 
     def handle(self, *args: Any, **options: Any) -> None:
         key: LockKey = options["key"]
+        name = printable(key.name)
         [alias] = self.aliases(options["backend"] or DEFAULT_ALIAS)
         user = None if options["user"] is None else self._user(options["user"])
         how = {"reason": options["reason"], "user": _who(options["user"]), "backend": alias}
@@ -61,7 +62,7 @@ class Command(LockCommand):
                 released = info is not None and end_session(key, session, **how)
                 if not released and beside is not None and beside[0] != session:
                     raise CommandError(
-                        f"The session {session} does not hold {key.name}: the session {beside[0]} does.",
+                        f"The session {session} does not hold {name}: the session {beside[0]} does.",
                         returncode=NOT_HELD,
                     )
             else:
@@ -70,16 +71,16 @@ class Command(LockCommand):
             raise CommandError(f"The lock backend {alias!r} could not be asked: {one_line(error)}") from error
         if not released or info is None:
             elsewhere = self._elsewhere(key, alias) if options["backend"] is None else ""
-            raise CommandError(f"Nobody holds {key.name} in the backend {alias!r}.{elsewhere}", returncode=NOT_HELD)
+            raise CommandError(f"Nobody holds {name} in the backend {alias!r}.{elsewhere}", returncode=NOT_HELD)
         holder = "" if info.holder is None else f", which {info.holder} held"
         ended = [info]
         if beside is None:
-            self.stdout.write(f"Released {key.name}{holder}. The holder was not stopped.")
+            self.stdout.write(f"Released {name}{holder}. The holder was not stopped.")
         else:
             others = [each for each in beside[1] if each.name != key.name]
             ended += others
             self.stdout.write(
-                f"Released {key.name}{holder}, by ending the database session {session}, and with it "
+                f"Released {name}{holder}, by ending the database session {session}, and with it "
                 f"{_names(others)}. The process was not stopped, but all these locks are lost to it."
             )
         if user is not None:
@@ -115,8 +116,8 @@ class Command(LockCommand):
             session, infos = beside
             others = _names([info for info in infos if info.name != key.name])
             raise CommandError(
-                f"The process that holds {key.name} does not give it up. --end-session {session} ends its database "
-                f"session, and with it: {others}",
+                f"The process that holds {printable(key.name)} does not give it up. --end-session {session} ends its "
+                f"database session, and with it: {others}",
                 returncode=STUCK,
             ) from error
 
@@ -132,7 +133,7 @@ class Command(LockCommand):
 
 
 def _names(infos: list[LockInfo]) -> str:
-    return ", ".join(info.name for info in infos) or "no other lock"
+    return ", ".join(printable(info.name) for info in infos) or "no other lock"
 
 
 def _who(user: str | None) -> str:

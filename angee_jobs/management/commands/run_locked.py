@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import logging
 import os
 import queue
 import signal
@@ -21,13 +22,19 @@ from django.core.management.base import CommandError, CommandParser
 
 from angee_jobs.locks import Lock, LockBackendError, LockLostError, LockNotAcquiredError, lock
 from angee_jobs.locks.conf import DEFAULT_ALIAS, lock_backends
+from angee_jobs.locks.types import printable
 from angee_jobs.management import launcher
-from angee_jobs.management.base import LockCommand, key_argument, lease_argument, one_line, timeout_argument
+from angee_jobs.management.base import (
+    BY_SIGNAL,
+    LockCommand,
+    key_argument,
+    lease_argument,
+    one_line,
+    timeout_argument,
+)
 
 # What is not the program's own exit code. Names and numbers are those of sysexits.h, where it has one.
 UNAVAILABLE, REFUSED, LOST, WRONG_CONFIGURATION = 69, 75, 76, 78
-#: As shells say that a program was ended by a signal.
-BY_SIGNAL = 128
 #: How long a program may take to end after SIGTERM, in seconds.
 GRACE = 10.0
 #: How often the lock is looked at while the program runs, in seconds.
@@ -48,11 +55,12 @@ def exit_code_argument(text: str) -> int:
 class Command(LockCommand):
     help = (
         "Runs a program under a lock, on however many hosts it is started at once. Signals are passed on to it; if the "
-        "lock is lost it is stopped, with SIGTERM and then SIGKILL. Exit codes: the program's own, or 128 and the "
-        f"number of the signal that ended it; 2 wrong usage; {UNAVAILABLE} the lock backend cannot be used; {REFUSED}, "
-        f"or what --on-refused says, if somebody else holds the lock; {LOST} the lock was lost; {WRONG_CONFIGURATION} "
-        f"the configuration of the locks is wrong; {launcher.NOT_EXECUTABLE} the program cannot be run; "
-        f"{launcher.NOT_FOUND} there is no such program."
+        "lock is lost it is stopped, with SIGTERM and then SIGKILL. It finds the lock in its environment: "
+        "ANGEE_LOCK_KEY (the canonical name), ANGEE_LOCK_TOKEN (the fencing token), ANGEE_LOCK_BACKEND. Exit codes: "
+        "the program's own, or 128 and the number of the signal that ended it; 2 wrong usage; "
+        f"{UNAVAILABLE} the lock backend cannot be used; {REFUSED}, or what --on-refused says, if somebody else holds "
+        f"the lock; {LOST} the lock was lost; {WRONG_CONFIGURATION} the configuration of the locks is wrong; "
+        f"{launcher.NOT_EXECUTABLE} the program cannot be run; {launcher.NOT_FOUND} there is no such program."
     )
 
     wrong_configuration = WRONG_CONFIGURATION
@@ -64,6 +72,11 @@ class Command(LockCommand):
             at = argv.index("--")
             argv, self._after_dashes = argv[:at], argv[at + 1 :]
         super().run_from_argv(argv)
+
+    def usage_error(self, message: str) -> str:
+        if message.startswith("unrecognized arguments") and self._after_dashes is None:
+            message += " (write -- between the key and the program: run_locked KEY -- CMD ARGS)"
+        return message
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.usage = "%(prog)s [options] KEY -- CMD [ARGS ...]"
@@ -133,9 +146,13 @@ class Command(LockCommand):
             sys.exit(code)
 
     def _run(self, program: _Program, held: Lock, alias: str, options: dict[str, Any], leases: bool) -> int:
+        # A refusal is logged at INFO, which a project may have on its console: cron would send a mail for each one.
+        silent = _Silent() if options["on_refused"] == 0 else None
         try:
-            with held:
-                return program.run(held)
+            with held as mine:
+                if silent is not None:
+                    silent.end()
+                return program.run(mine, alias)
         except LockNotAcquiredError as refused:
             code: int = options["on_refused"]
             if code:
@@ -153,6 +170,21 @@ class Command(LockCommand):
                 return program.code
             text = f"The lock backend {alias!r} cannot be used: {one_line(error)}"
             raise CommandError(text, returncode=UNAVAILABLE) from error
+        finally:
+            if silent is not None:
+                silent.end()
+
+
+class _Silent:
+    """Until its end, what the locks log at INFO is not logged."""
+
+    def __init__(self) -> None:
+        self._logger = logging.getLogger("angee_jobs.locks")
+        self._level = self._logger.level
+        self._logger.setLevel(max(self._logger.getEffectiveLevel(), logging.WARNING))
+
+    def end(self) -> None:
+        self._logger.setLevel(self._level)
 
 
 class _Stopped(BaseException):
@@ -210,11 +242,16 @@ class _Program:
             else:
                 os.kill(process.pid, signum)
 
-    def run(self, held: Lock) -> int:
+    def run(self, held: Lock, alias: str) -> int:
         """Run it to its end; its exit code. Stops it if the lock is lost, which the end of the block tells."""
         here = [sys.executable, "-I", "-S", str(Path(launcher.__file__)), str(os.getpid())]
         self._starting = self.started = True
-        process = subprocess.Popen([*here, *self._command], process_group=0 if self._own_group else None)
+        group = 0 if self._own_group else None
+        try:
+            process = subprocess.Popen([*here, *self._command], env=_environment(held, alias), process_group=group)
+        except OSError as error:  # no memory, no process to be had, a key too long for an environment
+            text = f"{printable(self._command[0])} cannot be run: {error.strerror}"
+            raise CommandError(text, returncode=launcher.NOT_EXECUTABLE) from error
         self._process = process
         self._starting = False
         for signum in self._early:
@@ -262,6 +299,12 @@ class _Program:
         except ProcessLookupError:
             return False
         return True
+
+
+def _environment(held: Lock, alias: str) -> dict[str, str]:
+    token = {} if held.fencing_token is None else {"ANGEE_LOCK_TOKEN": str(held.fencing_token)}
+    inherited = {name: value for name, value in os.environ.items() if name != "ANGEE_LOCK_TOKEN"}
+    return inherited | {"ANGEE_LOCK_KEY": held.name, "ANGEE_LOCK_BACKEND": alias} | token
 
 
 def _wait(pid: int, ended: queue.SimpleQueue[None]) -> None:
