@@ -680,14 +680,14 @@ def test_many_threads_use_few_connections_and_leave_them_usable(one, valkey):
 
 
 def test_idle_connections_are_closed_after_a_while(one, valkey, monkeypatch):
-    monkeypatch.setattr("angee_jobs.locks.backends.redis.connection.IDLE_SECONDS", 0.0)
+    monkeypatch.setattr("angee_jobs.locks.backends.redis.pool.IDLE_SECONDS", 0.0)
     barrier = threading.Barrier(5)
 
     def hold_one() -> None:
-        wire = one.connections.open(soon())
+        connection = one.connections.open(soon())
         barrier.wait(20)
-        wire.used_at = now()
-        one.connections._idle.append(wire)
+        connection.used_at = now()
+        one.connections._idle.append(connection)
 
     threads = [threading.Thread(target=hold_one) for _ in range(5)]
     for thread in threads:
