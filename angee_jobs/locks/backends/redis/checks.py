@@ -38,7 +38,7 @@ _REMEDIES = {
     "OOM": "The server's memory is full, so that no lock can be taken, while locks that are held are still renewed "
     "and released. Raise its maxmemory, remove what fills it, or give locks a server of their own.",
     "MISCONF": "The server cannot save its data, and accepts no writes until it can: its log says why (often a full "
-    "disk or a directory that it may not write). If locks are all it has, save nothing: stop-writes-on-bgsave-error no.",
+    "disk or a directory that it may not write). If it has nothing but locks: stop-writes-on-bgsave-error no.",
     "NOREPLICAS": "The server accepts writes only with enough replicas (min-replicas-to-write): bring them back, or "
     "lower that number.",
     "LOADING": "The server has just started and is reading its data: run the check again soon.",
