@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from django.apps import AppConfig
+from django.db.backends.base.base import NO_DB_ALIAS
+from django.db.backends.signals import connection_created
 from django.utils.translation import gettext_lazy as _
 
 
@@ -16,3 +20,16 @@ class AngeeJobsConfig(AppConfig):
         from .integrations.names import connect
 
         connect()
+        connection_created.connect(_before_test_databases_go)
+
+
+def _before_test_databases_go(connection: Any, **kwargs: Any) -> None:
+    """A lock that a test has left held would keep its database from being dropped."""
+    if connection.alias != NO_DB_ALIAS:  # that is what Django creates and drops databases with
+        return
+    from .locks.process import in_test_run
+
+    if in_test_run():
+        from .locks.testing.left import release_left
+
+        release_left("The test run")

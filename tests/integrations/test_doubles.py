@@ -29,6 +29,7 @@ from angee_jobs.locks import (
 )
 from angee_jobs.locks.renewal import renewer
 from angee_jobs.locks.testing import assert_locked, held_by_other, local_locks, lose
+from tests.support.procs import ROOT
 from tests.support.servers import missing_packages, require
 
 INNER = Path(__file__).parent / "inner_doubles"
@@ -212,7 +213,7 @@ class TestLocalLocks:
 
 
 def run(*command, **environment):
-    environment = os.environ | environment | {"PYTHONPATH": os.pathsep.join([str(INNER), str(INNER.parent.parent)])}
+    environment = os.environ | environment | {"PYTHONPATH": os.pathsep.join([str(INNER), str(ROOT)])}
     environment["DJANGO_SETTINGS_MODULE"] = "doubles_settings"
     done = subprocess.run(
         [sys.executable, *command], cwd=INNER, env=environment, capture_output=True, text=True, timeout=50, check=False

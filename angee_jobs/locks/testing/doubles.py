@@ -44,6 +44,7 @@ from ..lock import Lock
 from ..renewal import renewer
 from ..signals import lock_acquired, lock_lost
 from ..waiting import room_of
+from .left import live_holds, release
 
 if TYPE_CHECKING:
     _Base = unittest.TestCase
@@ -90,7 +91,7 @@ def local_locks() -> Iterator[None]:
             yield
         finally:
             mine = {verbs for verbs in map(lock_backends.verbs, lock_backends) if isinstance(verbs, LocalLockBackend)}
-            renewer.release_all([hold for hold in list(renewer.holds) if hold.backend in mine])
+            release([hold for hold in live_holds() if hold.backend in mine])
 
 
 def _double(entry: dict[str, Any]) -> dict[str, Any]:
@@ -188,7 +189,7 @@ def lose(lock: Lock | LockKey | str, *, backend: str = "default") -> None:
 
 def _hold_of(key: LockKey, backend: str) -> Hold | None:
     verbs = lock_backends.verbs(backend)
-    return next((hold for hold in list(renewer.holds) if hold.backend is verbs and hold.name == key.name), None)
+    return next((hold for hold in live_holds() if hold.backend is verbs and hold.name == key.name), None)
 
 
 def _name(lock: Lock | LockKey | str) -> str:

@@ -12,3 +12,5 @@ DATABASES = {"default": json.loads(os.environ["INNER_DATABASE"])}
 DATABASES["default"]["ATOMIC_REQUESTS"] = True
 if backend := os.environ.get("INNER_BACKEND"):
     ANGEE_JOBS_LOCKS = {"default": {"BACKEND": backend}}
+if runner := os.environ.get("INNER_RUNNER"):
+    TEST_RUNNER = runner
