@@ -474,7 +474,7 @@ def test_interrupts_in_mid_query_leave_nothing(backend, postgres):
     assert interrupts > 100
     assert backend.inspect(NAME, within()) is None
     assert not [slot for slot in backend._pool.slots if slot.claimed]
-    assert len(backend._pool.slots) == table_postgres.SESSIONS
+    assert len(backend._pool.slots) <= 2 * table_postgres.SESSIONS
 
 
 def test_a_signal_handler_may_use_locks_itself(backend):

@@ -24,6 +24,10 @@ class NoAnswer(Exception):
         self.sent = sent
 
 
+class CannotConnect(LockBackendError):
+    """There was no session, and none could be opened."""
+
+
 class RowLocked(LockBackendError):
     """Another transaction locked the row for longer than the request could wait. Nothing was done.
 

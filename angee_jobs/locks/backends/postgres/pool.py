@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
+import functools
+import math
 import queue
 import time
 import weakref
@@ -12,7 +13,7 @@ from typing import Any
 from ... import clock, process
 from ...errors import LockBackendError
 from ...process import in_test_run
-from .errors import NoAnswer, SessionLost, driver_error, driver_errors, explain
+from .errors import CannotConnect, NoAnswer, SessionLost, driver_error, driver_errors, explain
 from .parameters import database_name
 from .session import Session
 from .slots import Claim, Slot
@@ -26,6 +27,11 @@ _RESCAN_SECONDS = 0.05
 STARVED_SECONDS = 0.05
 #: For so long they do, which is enough to be woken up.
 GIVE_WAY_SECONDS = 0.001
+#: Where a connection was refused, threads wait for so long for the sessions that are there before one asks again.
+REFUSED_SECONDS = 1.0
+#: An answer that has not come after so long, although other sessions got theirs, is not waited for any more. A lease
+#: that is granted as late as that counts for nobody.
+SILENT_SECONDS = 30.0
 
 
 class Pool:
@@ -55,17 +61,26 @@ class Pool:
         self.direct: bool | None = None
         #: Whether the sessions carry something that would end with them, so that they must not be closed.
         self.in_use: Callable[[], bool] = lambda: False
+        #: Whether one session is to stay open, outside of a test run.
+        self.kept: Callable[[], bool] = lambda: False
         self._reset()
+        _pools.add(self)
 
     def _reset(self) -> None:
-        self.generation = process.generation
-        self.bell: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.waiters = 0
-        #: When somebody last was woken in vain for too long.
+        self.waker: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._waiting: weakref.WeakValueDictionary[int, _Token] = weakref.WeakValueDictionary()
+        #: When a thread last was woken in vain for too long.
         self.starved_at = 0.0
+        #: When a connection was last refused, and when a request was last answered.
+        self.refused_at = self.answered_at = -math.inf
         self.slots = [Slot() for _ in range(self.size)]
 
     # Claims.
+
+    @property
+    def waiters(self) -> bool:
+        """Whether threads wait for a session."""
+        return bool(self._waiting)
 
     @property
     def interrupted_here(self) -> bool:
@@ -73,8 +88,7 @@ class Pool:
 
     def claim(self, deadline: float) -> Claim:
         """A slot for the caller alone; NoAnswer if none comes free in time."""
-        if self.generation != process.generation:
-            self._reset()
+        process.check()
         if self.starved_at and clock.now() - self.starved_at < STARVED_SECONDS:
             # A thread that asks again as soon as it has its answer would be faster than any that is woken up.
             time.sleep(GIVE_WAY_SECONDS)
@@ -86,18 +100,23 @@ class Pool:
             now = clock.now()
             seconds = deadline - now
             if seconds <= 0:
+                self.used()
                 raise NoAnswer(sent=False)
             if started is None:
                 started = now
             elif now - started > STARVED_SECONDS:
                 self.starved_at = now
-            self.waiters += 1
+            waiting = _Token()
+            self._waiting[id(waiting)] = waiting
             try:
-                self.bell.get(timeout=min(seconds, _RESCAN_SECONDS))
+                self.waker.get(timeout=min(seconds, _RESCAN_SECONDS))
             except queue.Empty:
                 pass
-            finally:
-                self.waiters -= 1
+            except BaseException:
+                del waiting
+                self.used()  # which was left to us
+                raise
+            del waiting
 
     def _try_claim(self) -> Claim | None:
         slots = self.slots
@@ -107,18 +126,38 @@ class Pool:
                 claim = Claim(self, slot)
                 if claim.take():
                     return claim
-        free = [slot for slot in slots if not slot.claimed]
-        for slot in sorted(free, key=lambda slot: slot.session is not None):  # new ones before busy ones
-            claim = Claim(self, slot)
+        silent = 0
+        for slot in list(slots):
+            if slot.session is not None and not slot.claimed:
+                claim = Claim(self, slot)
+                if claim.take():
+                    if self.shared or slot.answered():
+                        return claim
+                    claim.give_back(quietly=True)
+                    silent += 1
+        if clock.now() - self.refused_at > REFUSED_SECONDS or not self._others():
+            # A session that is silent may be so for ever, as behind a firewall that forgot it: another takes its place.
+            room = self.size + min(silent, self.size)
+            for number in range(room):
+                if number == len(slots):
+                    slots.append(Slot())
+                slot = slots[number]
+                claim = Claim(self, slot)
+                if slot.session is None and not slot.claimed and claim.take():
+                    return claim
+        if self.interrupted_here:
+            if self.shared:
+                slot = next(slot for slot in slots if slot.claimed_here)
+                return Claim(self, slot)  # not taken, so that it gives nothing back
+            slots.append(Slot())
+            claim = Claim(self, slots[-1])
             if claim.take():
                 return claim
-        for slot in slots:
-            if slot.claimed_here:
-                if self.shared:
-                    return Claim(self, slot)  # not taken, so that it gives nothing back
-                slots.append(Slot())
-                break
         return None
+
+    def _others(self, than: Slot | None = None) -> bool:
+        """Whether there are sessions that can be waited for, also of those that are just being opened."""
+        return any(slot is not than and (slot.session is not None or slot.claimed) for slot in list(self.slots))
 
     def opened(self, slot: Slot, deadline: float) -> Session:
         """The slot's session, a new one if need be; LockBackendError if there is no connecting."""
@@ -130,11 +169,11 @@ class Pool:
         try:
             session = Session(self.alias, deadline, self.settings, self.forced, **self.extra)
         except (SessionLost, NoAnswer) as error:
-            raise LockBackendError(f"The database {self.alias!r} cannot be connected to: {error}") from driver_error(
-                error
-            )
+            self.refused_at = clock.now()
+            raise CannotConnect(f"The database {self.alias!r} cannot be connected to: {error}") from driver_error(error)
         except driver_errors() as error:
-            raise LockBackendError(f"The database {self.alias!r} cannot be used: {error}") from error
+            self.refused_at = clock.now()
+            raise CannotConnect(f"The database {self.alias!r} cannot be used: {error}") from error
         if slot.session is not None:  # a signal handler has opened it meanwhile
             session.close()
             return slot.session
@@ -159,14 +198,27 @@ class Pool:
         Raises LockBackendError; RowLocked if the statement's own ``lock_timeout`` ran out.
         """
         replaced = False
+        refusal: CannotConnect | None = None
         while True:
             try:
                 claim = self.claim(deadline)
             except NoAnswer as error:
+                if refusal is not None:
+                    raise refusal from refusal.__cause__
                 raise self.no_answer(error) from driver_error(error)
             slot = claim.slot
+            # Where no more connections are granted, a thread waits for one that is there; to learn that takes not
+            # longer than half of its time.
+            others = slot.session is None and self._others(slot)
             try:
-                return self.opened(slot, deadline).execute(statement, parameters, deadline, owner)
+                session = self.opened(slot, (clock.now() + deadline) / 2 if others else deadline)
+                rows = session.execute(statement, parameters, deadline, owner)
+                self.answered_at = clock.now()
+                return rows
+            except CannotConnect as error:
+                if not (others or self._others(slot)) or clock.now() >= deadline:
+                    raise
+                refusal = error
             except SessionLost as error:
                 slot.drop()
                 if error.sent and (replaced or not again):
@@ -184,7 +236,7 @@ class Pool:
 
     def used(self) -> None:
         """After a request: in a test run, no session stays that would keep the test database from being dropped."""
-        if in_test_run():
+        if in_test_run() and not self.waiters:
             self.close_idle(0)
 
     def no_answer(self, error: NoAnswer) -> LockBackendError:
@@ -201,12 +253,13 @@ class Pool:
 
     def drain(self, owner: str, deadline: float) -> None:
         """Wait until no request about ``owner`` is under way any more; LockBackendError if that takes too long."""
+        process.check()
         for slot in list(self.slots):
             while _is_about(slot.session, owner):
                 claim = Claim(self, slot)
                 try:
                     if claim.take():
-                        if _is_about(slot.session, owner) and slot.session is not None:
+                        if _is_about(slot.session, owner) and slot.session is not None and not self._give_up(slot):
                             slot.session.drain(deadline)
                     elif clock.now() >= deadline:
                         raise NoAnswer(sent=False)
@@ -221,11 +274,24 @@ class Pool:
                 finally:
                     claim.give_back()
 
+    def _give_up(self, slot: Slot) -> bool:
+        """Close a session whose answer will never come, as far as can be known, while other sessions get theirs."""
+        session = slot.session
+        asked = session.waits_since if session is not None else None
+        if asked is None or clock.now() - asked < SILENT_SECONDS or self.answered_at < asked:
+            return False
+        slot.drop()
+        return True
+
     # The end of sessions.
 
     def close_idle(self, seconds: float) -> bool:
-        """Close what nobody has used for ``seconds`` and owes no answer about a hold; whether any session is left."""
+        """Close what was not used for ``seconds`` and owes no answer about a hold; whether any session is left."""
+        keep = seconds > 0 and self.kept()
         for slot in list(self.slots):
+            if keep and slot.session is not None and not slot.session.busy:
+                keep = False  # the renewals and the releases must not need a new one
+                continue
             # What it was kept for may have gone meanwhile, with a thread that could not have the slot to close it.
             while self._close_unless_needed(slot, seconds) and not self.in_use():
                 pass
@@ -239,18 +305,27 @@ class Pool:
                 return False
             if self.in_use():
                 return True
-            slot.drop_idle()
+            if not slot.session.pending_owner:
+                slot.drop()
+            else:
+                self._give_up(slot)
             return False
         finally:
             claim.give_back()
 
     def close(self) -> None:
-        if self.generation == process.generation:
-            self.close_idle(0)
+        process.check()
+        self.close_idle(0)
 
 
 def _is_about(session: Session | None, owner: str) -> bool:
     return session is not None and session.pending_owner == owner
+
+
+class _Token:
+    """Something is under way as long as this exists: also an exception at any instruction ends it."""
+
+    __slots__ = ("__weakref__",)
 
 
 class _Janitor:
@@ -260,34 +335,39 @@ class _Janitor:
         self._reset()
 
     def _reset(self) -> None:
-        self._pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-        self._running: dict[str, object] = {}
+        self._watched: weakref.WeakSet[Pool] = weakref.WeakSet()
+        self._running: Callable[[], _Token | None] = lambda: None
 
     def watch(self, pool: Pool) -> None:
-        self._pools.add(pool)
-        if in_test_run():
-            return  # they are closed at once
-        mine = object()
-        if self._running.setdefault("thread", mine) is mine:
-            try:
-                # Not by threading.Thread: a signal handler's exception in its start() leaves a thread that never runs.
-                _thread.start_new_thread(self._run, ())
-            except BaseException:
-                self._running.pop("thread", None)
-                raise
+        self._watched.add(pool)
+        if self._running() is not None or in_test_run():  # where they are closed at once
+            return
+        running = _Token()
+        self._running = weakref.ref(running)
+        # Where no thread is to be had, as at the interpreter's exit, the next session asks for one again.
+        process.start_thread(functools.partial(self._run, running), "angee-locks-idle")
 
-    def _run(self) -> None:
+    def _run(self, running: _Token) -> None:
         while True:
             time.sleep(IDLE_SECONDS / 3)
-            pools = list(self._pools)
-            if not [pool for pool in pools if pool.close_idle(IDLE_SECONDS)]:
-                self._running.pop("thread", None)
-                if not [pool for pool in pools if any(slot.session for slot in pool.slots)]:
-                    return
-                mine = object()  # one was opened meanwhile
-                if self._running.setdefault("thread", mine) is not mine:
-                    return
+            pools = list(self._watched)
+            if [pool for pool in pools if pool.close_idle(IDLE_SECONDS)]:
+                continue
+            self._running = lambda: None
+            if not [pool for pool in pools if any(slot.session for slot in pool.slots)]:
+                return
+            self._running = weakref.ref(running)  # one was opened meanwhile
 
 
 _janitor = _Janitor()
-process.on_fork(in_child=_janitor._reset)
+_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """The sessions are the parent's, and so are the claims of its threads."""
+    _janitor._reset()
+    for pool in list(_pools):
+        pool._reset()
+
+
+process.on_fork(in_child=_after_fork)

@@ -191,6 +191,12 @@ class Session:
         pending = self.pending
         return pending.owner if self.busy and pending is not None else None
 
+    @property
+    def waits_since(self) -> float | None:
+        """Since when an answer is outstanding; None if there is none."""
+        pending = self.pending
+        return pending.since if self.busy and pending is not None else None
+
     def execute(
         self, statement: Statement, parameters: Sequence[Parameter], deadline: float, owner: str = ""
     ) -> list[Row]:

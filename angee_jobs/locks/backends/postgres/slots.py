@@ -6,11 +6,13 @@ exception of a signal handler can strike between any two instructions, also in t
 
 from __future__ import annotations
 
+import math
 import threading
 import weakref
 from typing import TYPE_CHECKING
 
-from ... import clock
+from ... import clock, process
+from .errors import NoAnswer, SessionLost
 
 if TYPE_CHECKING:
     from .pool import Pool
@@ -43,11 +45,16 @@ class Slot:
         claim = self.claim
         return claim is not None and claim.thread == threading.get_ident()
 
-    def drop_idle(self) -> None:
-        """Close the session, unless an answer is due that says something of a hold."""
-        session = self.session
-        if session is not None and not session.pending_owner:
+    def answered(self) -> bool:
+        """Read what has come of the answer that is due; False if that is not all of it."""
+        try:
+            if self.session is not None:
+                self.session.drain(-math.inf)
+        except NoAnswer:
+            return False
+        except SessionLost:
             self.drop()
+        return True
 
     def drop(self) -> None:
         session, self.session = self.session, None
@@ -76,14 +83,24 @@ class Claim:
             by = slot.claims.setdefault("by", self._key)
         return by is self._key
 
-    def give_back(self) -> None:
+    def give_back(self, *, quietly: bool = False) -> None:
+        """``quietly``: the slot was not used, and whoever waits for one need not look."""
         slot = self.slot
         if slot.claims.get("by") is self._key:
-            slot.used_at = clock.now()
+            if not quietly:
+                slot.used_at = clock.now()
             slot.claims.pop("by", None)
-            if self.pool.waiters:
-                self.pool.bell.put(None)
+            if self.pool.waiters and not quietly:
+                self.pool.waker.put(None)
 
 
 #: Held by whoever removes a void claim; re-entrant for signal handlers.
 _voiding = threading.RLock()
+
+
+def _after_fork() -> None:
+    global _voiding
+    _voiding = threading.RLock()
+
+
+process.on_fork(in_child=_after_fork)

@@ -8,6 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ... import clock
+
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
 
@@ -34,10 +36,11 @@ class Statement:
 class Request:
     """One statement under way. ``owner``: the hold that it is about, if any."""
 
-    __slots__ = ("done", "owner", "results")
+    __slots__ = ("done", "owner", "results", "since")
 
     def __init__(self, owner: str = "") -> None:
         self.owner = owner
+        self.since = clock.now()
         self.done = False
         self.results: list[PGresult] = []
 

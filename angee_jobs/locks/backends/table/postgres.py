@@ -69,6 +69,9 @@ class PostgresTableLockBackend(TableLockBackend):
         super().__init__(alias=alias, ttl=ttl)
         require_psycopg(alias)
         self._pool = Pool(self.db_alias, SESSIONS, fallback_application_name="angee_jobs table")
+        #: When the leases of this process end on its own clock, by the digests of their owners.
+        self._leases: dict[str, float] = {}
+        self._pool.kept = self._has_leases
         self._listener = Listener(self.db_alias, sql.CHANNEL)
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._until_tidy = TIDY_EVERY
@@ -110,6 +113,8 @@ class PostgresTableLockBackend(TableLockBackend):
             raise
         if clock.now() - started > GRANT_SECONDS:
             raise LockBackendError(f"The grant of {name} came too late to count", name=name, uncertain=True)
+        if rows:
+            self._leases[hashed] = started + ttl
         return _grant(rows)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
@@ -127,7 +132,10 @@ class PostgresTableLockBackend(TableLockBackend):
             if len(extensions) == 1:
                 raise
             return self._extend_singly(extensions, deadline, locked)
-        return [owners[row[0].decode()] for row in rows if row[0]]
+        extended = [row[0].decode() for row in rows if row[0]]
+        ends = {owner_digest(each.owner): clock.now() + each.ttl for each in extensions}
+        self._leases.update((hashed, ends[hashed]) for hashed in extended)
+        return [owners[hashed] for hashed in extended]
 
     def _extend_singly(self, extensions: Sequence[Extension], deadline: float, locked: RowLocked) -> Collection[str]:
         """A stranger has locked one row: it must not take the others with it."""
@@ -150,8 +158,9 @@ class PostgresTableLockBackend(TableLockBackend):
         self._pool.drain(hashed, deadline)  # or a grant that was given up waiting for could come after this
         rows = self._end(
             sql.RELEASE, sql.RELEASE_UNTOLD, name_digest(name), hashed, _patience(deadline),
-            deadline=deadline, owner=hashed,
+            deadline=deadline,
         )  # fmt: skip
+        self._leases.pop(hashed, None)
         self._until_tidy -= 1
         if self._until_tidy <= 0:
             self._until_tidy = TIDY_EVERY
@@ -270,16 +279,22 @@ class PostgresTableLockBackend(TableLockBackend):
 
     # Inside.
 
-    def _end(
-        self, statement: Statement, untold: Statement, *parameters: Parameter, deadline: float, owner: str = ""
-    ) -> list[Row]:
+    def _end(self, statement: Statement, untold: Statement, *parameters: Parameter, deadline: float) -> list[Row]:
         """End a hold; without telling the waiters if that is what the server refuses. They look again soon."""
         try:
-            return self._rows(statement, *parameters, deadline=deadline, owner=owner, again=False)
+            return self._rows(statement, *parameters, deadline=deadline, again=False)
         except LockBackendError as error:
             if isinstance(error, RowLocked) or not refused(error):
                 raise
-        return self._rows(untold, *parameters, deadline=deadline, owner=owner, again=False)
+        return self._rows(untold, *parameters, deadline=deadline, again=False)
+
+    def _has_leases(self) -> bool:
+        """Whether one that was granted or extended here may be alive: then a session is kept for its renewal."""
+        now = clock.now()
+        for hashed, end in list(self._leases.items()):
+            if end <= now:
+                self._leases.pop(hashed, None)
+        return bool(self._leases)
 
     def _poll(self, seconds: float) -> Collection[str]:
         """Look at all the keys that are waited for, until one is free or ``seconds`` are over."""
