@@ -1,9 +1,9 @@
-"""The tables of the locks. Nothing but the backends and ``guard()`` writes to them.
+"""The tables of the locks. Only the backends and ``guard()`` write to them.
 
-No column that taking, renewing or releasing a lock changes has an index, so that PostgreSQL can update a row in
-place (HOT); see docs/decisions/010-lock-table-rows.md. On SQLite the lock table lives in a file of its own beside
-the database, and :class:`TaskLock` in the database itself stays empty. So whoever wants to see or remove holds
-asks the backend (``held_locks()``, ``reap_expired_locks()``), never ``TaskLock.objects``.
+Columns that change when a lock is taken, renewed or released have no index, so that PostgreSQL can update a row in
+place (HOT); see docs/decisions/010-lock-table-rows.md. On SQLite the lock table is a file of its own beside the
+database, and the table of :class:`TaskLock` in the database stays empty. To see or remove holds, ask the backend
+(``held_locks()``, ``reap_expired_locks()``), never ``TaskLock.objects``.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class TaskLock(models.Model):
 
 
 class SessionHold(models.Model):
-    """What ``pg_locks`` cannot say about a session lock: its name and who holds it.
+    """What ``pg_locks`` does not know about a session lock: its name, and who holds it.
 
-    A note, not the lock: a row counts only while the server session that it names holds the advisory lock. Written
-    in the background for holds that have lasted a second, and pruned there when the session is gone.
+    A row is not the lock. It counts only while the server session that it names holds the advisory lock. The background
+    thread writes a row for each hold that has lasted a second, and removes the rows of sessions that are gone.
     """
 
     advisory_key = models.BigIntegerField(_("advisory lock key"), primary_key=True)
@@ -62,7 +62,7 @@ class SessionHold(models.Model):
 
 
 class LockGuard(models.Model):
-    """The highest fencing token whose guarded transaction was committed here, for one key."""
+    """The highest fencing token of one key whose guarded transaction was committed in this database."""
 
     digest = models.CharField(_("digest of the name"), max_length=64, primary_key=True)
     name = models.TextField(_("name"))

@@ -1,14 +1,17 @@
-"""For pytest: a test leaves no lock held; and where that is asked for, locks stay in the process.
+"""The pytest plugin: no test leaves a lock held, and a test can have locks that stay in the process.
 
-Loaded by pytest wherever this package is installed. What a test left held is released at its end, and a
-``RuntimeWarning`` names it.
+pytest loads it wherever this package is installed. At the end of each test it releases what the test left held, and
+names that in a ``RuntimeWarning``.
 
-Locks stay in the process, and are clean for each test, by the fixture ``local_locks``, by the mark
-``@pytest.mark.local_locks`` on a test, a class or a module, or for all tests by ``angee_jobs_local_locks = true`` in
-pytest's configuration. Tests of ``unittest`` may use the mark and the option.
+For locks that are local to the process, with none held at the start, ask:
 
-Imports nothing of the package before a test uses it, since Django's settings are not there yet.
+* for one test, by the fixture ``local_locks``;
+* for a test, a class or a module, by the mark ``@pytest.mark.local_locks``;
+* for all tests, by ``angee_jobs_local_locks = true`` in pytest's configuration.
+
+Tests of ``unittest`` can use the mark and the option.
 """
+# Imports nothing of the package before a test uses it: Django's settings may not be configured yet.
 
 from __future__ import annotations
 
@@ -23,16 +26,16 @@ MARK = "local_locks"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addini(OPTION, "Locks of angee_jobs are local to the process and clean for each test.", "bool", False)
+    parser.addini(OPTION, "Give each test locks that are local to the process, none of them held.", "bool", False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", f"{MARK}: locks of angee_jobs are local to the process and clean for this test")
+    config.addinivalue_line("markers", f"{MARK}: give this test locks that are local to the process, none of them held")
 
 
 @pytest.fixture
 def local_locks() -> Iterator[None]:
-    """Locks local to the process and clean for this test; see angee_jobs.locks.testing.local_locks()."""
+    """Locks that are local to the process, none of them held; see angee_jobs.locks.testing.local_locks()."""
     from angee_jobs.locks.testing import local_locks
 
     with local_locks():

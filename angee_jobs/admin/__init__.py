@@ -1,7 +1,8 @@
-"""The admin's page of held locks: ``page.py`` shows it, ``query.py`` says what may be asked, ``listing.py`` reads what
-is shown, ``release.py`` does what is done.
+"""The admin's page of held locks.
 
-Django imports this module where the admin is installed. The command ``release_lock`` uses ``release.py`` without it.
+``page.py`` shows it, ``query.py`` says what may be asked, ``listing.py`` reads what is shown, ``release.py`` releases
+by force. Django imports this module where the admin is installed. The command ``release_lock`` uses ``release.py``
+without it.
 """
 
 from django.apps import apps

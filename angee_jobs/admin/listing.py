@@ -1,9 +1,8 @@
-"""What the page of held locks shows, without anything of the page: read, search, sort, cut to a page.
+"""Read, search and sort what the page of held locks shows, and cut it to a page. Does not know of requests.
 
-Of all holds only the name is read, and what they are sorted and searched by; the rest for the rows of the asked page
-alone. So the time grows slowly with the number of holds (see docs/operations.md for figures). A backend that cannot
-be asked costs its error and at most ``BACKEND_SECONDS``; whatever there is, a page costs about ``PAGE_SECONDS`` at
-most.
+Of every hold, read only its name and what it is sorted and searched by. Read the rest for the rows of the page. So the
+time grows slowly with the number of holds (see docs/operations.md for figures). A backend that does not answer costs
+``BACKEND_SECONDS`` at most, and the whole page about ``PAGE_SECONDS``.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from .query import ORDERS, Query, parse_key, searcher
 logger = logging.getLogger("angee_jobs.locks")
 
 PAGE_ROWS = 100
-#: What one backend that does not answer, and what all of them together, may cost, in seconds.
+#: How long to wait for one backend, and for all of them together, in seconds.
 BACKEND_SECONDS, PAGE_SECONDS = 4.0, 6.0
-#: So many records of a backend that cannot give less are taken at once, and then the clock is looked at.
+#: Of a backend that gives whole records only: read this many, then look at the clock.
 LOOK_EVERY = 1000
-#: A hold as far as it has been read: name, what it is sorted by, its holder if that is searched, and its record if that
-#: is there already.
+#: A hold as far as it has been read: its name, the value that it is sorted by, its holder if holders are searched, and
+#: its record if the backend gave one.
 Scanned = tuple[str, Any, str | None, Record | None]
 
 
@@ -50,10 +49,10 @@ class Row:
 
     backend: str
     name: str
-    key: LockKey | None  # None: somebody wrote a name that is none
+    key: LockKey | None  # None: the storage has a name that is no lock's, written by hand
     holder: Holder | None
     acquired_at: datetime | None
-    held_for: float | None  # seconds, by the backend's clock where it can be told
+    held_for: float | None  # seconds, by the backend's clock if that is known
     expires_at: datetime | None
     expires_in: float | None
     fencing_token: int | None
@@ -71,10 +70,10 @@ class Listing:
     rows: list[Row] = dataclasses.field(default_factory=list)
     matching: int = 0
     read: int = 0
-    #: How many holds each backend, and of the chosen backends each kind, has.
+    #: How many holds each backend has; and of each kind, how many holds the chosen backends have.
     backends: Counter[str] = dataclasses.field(default_factory=Counter)
     kinds: Counter[str] = dataclasses.field(default_factory=Counter)
-    #: By alias: why a backend could not be asked, or not to the end.
+    #: By alias: why a backend could not be read, or not to its end.
     errors: dict[str, str] = dataclasses.field(default_factory=dict)
     #: Backends that have more holds than could be read in time.
     unfinished: list[str] = dataclasses.field(default_factory=list)
@@ -100,9 +99,9 @@ def listing(query: Query) -> Listing:
 
 
 class _Best:
-    """The first so-many holds in the asked order, of however many are added.
+    """Keeps the first ``keep`` holds in the asked order, of all that are added.
 
-    Most of many are worse than what is there already, and cost one comparison. Unknown values come last.
+    If many are added, most of them come after those that are kept, and cost one comparison. Unknown values come last.
     """
 
     def __init__(self, order: str, keep: int) -> None:
@@ -135,7 +134,7 @@ class _Best:
 
 
 def _complete(found: Listing, chosen: Sequence[tuple[str, str, Record | None]]) -> list[tuple[Record, str]]:
-    """The records of the page, with what had not been read. A hold that has ended meanwhile is left out."""
+    """The records of the page; reads those that are missing, and leaves out holds that have ended meanwhile."""
     missing: dict[str, list[str]] = defaultdict(list)
     records = {}
     for name, alias, record in chosen:
@@ -160,7 +159,7 @@ def kind_of(name: str) -> str:
 
 
 def _read(found: Listing, best: _Best) -> None:
-    """Put what matches into ``best``, and into ``found`` what there is."""
+    """Add matching holds to ``best``, and counts and errors to ``found``."""
     end = clock.now() + PAGE_SECONDS
     try:
         aliases = list(lock_backends)
@@ -202,7 +201,7 @@ def _read_backend(found: Listing, best: _Best, alias: str, end: float) -> None:
 
 
 def _scan(alias: str, order: str, searched: bool, seconds: float) -> Iterator[list[Scanned]]:
-    """All holds of a backend, many at a time: no more of them than it takes, where the backend can do that."""
+    """All holds of a backend, many at a time; only the fields that are needed, if the backend can scan."""
     settle()
     verbs = telling(alias)
     deadline = clock.now() + seconds
@@ -235,7 +234,7 @@ def _batched(records: Iterator[Record], count: int) -> Iterator[list[Record]]:
 
 
 def explain(error: Exception, alias: str) -> str:
-    """What to show of an error of a backend. Of a stranger's not the text: it may have a password in it."""
+    """What to show of a backend's error. Hide the text of a third party's error: it may contain a password."""
     if isinstance(error, (LockError, ImproperlyConfigured)):
         return str(error)
     logger.error("The lock backend %r failed", alias, exc_info=error)
@@ -243,7 +242,7 @@ def explain(error: Exception, alias: str) -> str:
 
 
 def clock_of(records: Sequence[tuple[Record, str]]) -> dict[str, float]:
-    """What time it is at each backend, which a lease tells; the page's own clock may be wrong."""
+    """The time at each backend, computed from a lease; the page's own clock may be wrong."""
     return {
         alias: record.expires_at - record.expires_in
         for record, alias in records
@@ -268,7 +267,7 @@ def _row(record: Record, alias: str, now: dict[str, float]) -> Row:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """One hold that somebody saw and wants to end: the fencing token tells it from the key's next hold."""
+    """One hold that a user selected: its fencing token distinguishes it from the key's next hold."""
 
     backend: str
     name: str
@@ -279,7 +278,7 @@ class Target:
 
     @classmethod
     def decoded(cls, text: str) -> Target | None:
-        """None for what the page did not write."""
+        """The target; None for a text that the page did not write."""
         try:
             backend, token, name = json.loads(text)
             if backend not in lock_backends or not (token is None or type(token) is int):
@@ -297,13 +296,13 @@ class Target:
 
 
 class Inspector:
-    """Looks at targets one by one; a backend that failed once is not asked again."""
+    """Looks up targets one by one. Does not ask a backend again that failed once."""
 
     def __init__(self) -> None:
         self.errors: dict[str, str] = {}
 
     def row(self, target: Target) -> Row | None:
-        """The hold that the key has now, maybe another one; None if none, or if the backend is in ``errors``."""
+        """The hold that the key has now, maybe another one; None without one, or if the backend is in ``errors``."""
         if target.backend in self.errors:
             return None
         try:

@@ -1,7 +1,7 @@
-"""The admin's page of held locks: who holds what, since when, is it alive, and free it.
+"""The admin's page of held locks: shows who holds what since when, and releases by force.
 
-What the page shows is decided in ``heldlocks.py``; here is who may see it and do what, and what it says. There is no
-page for a single row of the lock table: nothing there is for reading but what this list shows.
+``listing.py`` decides what the page shows. This module decides who may see it and release locks, and how it is
+worded. A single row of the lock table has no page, because the list shows all of it that people can read.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from django.urls import URLPattern
     from django.utils.functional import Promise
 
-#: At most so many holds are released at once: what one page can show.
+#: How many holds can be released at once: as many as one page shows.
 MOST_AT_ONCE = 100
-#: A key is shown up to here; the whole of it is one click away.
+#: How much of a long key is shown; a click shows all of it.
 SHOWN_CHARACTERS = 120
 LONGEST_REASON = 200
 
@@ -51,7 +51,7 @@ COLUMNS: dict[str, str | Promise] = {
 
 @admin.register(TaskLock)
 class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
-    """One list of the holds of all backends; one that cannot be asked shows its error, the others their holds."""
+    """Lists the holds of all backends. A backend that does not answer shows its error; the others show their holds."""
 
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
@@ -109,7 +109,7 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return self._page(request, "held_locks", {**context, **(extra_context or {})})
 
     def release_view(self, request: HttpRequest) -> HttpResponse:
-        """Ask, as before a deletion, and then release what was selected."""
+        """Ask for confirmation, as before a deletion, then release what was selected."""
         if not self.has_release_permission(request):
             raise PermissionDenied
         query = Query.of(QueryDict(request.POST.get("back", "").removeprefix("?")))
@@ -160,7 +160,7 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         return self._page(request, "release_locks", context)
 
     def _release(self, request: HttpRequest, targets: list[Target], reason: str) -> list[Stuck]:
-        """Release each and tell the user; what only ending a database session would free."""
+        """Release each hold and tell the user; the sessions that would have to be ended to free the rest."""
 
         def log(target: Target) -> None:
             write_admin_log(request.user, target, reason)
@@ -197,7 +197,7 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             write_admin_log(request.user, held, f"{reason} (its session was ended)")
         messages.success(request, _("Ended the session, and all its locks with it."))
 
-    # What a row says.
+    # The texts of a row.
 
     def _shown(self, request: HttpRequest, row: Row) -> dict[str, Any]:
         words = in_words(row.key) if row.key is not None else row.name
@@ -238,7 +238,7 @@ def _model_of(key: LockKey) -> Any:
 
 
 def in_words(key: LockKey) -> str:
-    """What a key is about, for people."""
+    """A key, written for people."""
     if key.namespace == "name" and len(key.parts) == 1:
         return key.parts[0]
     if key.namespace == "record" and len(key.parts) >= 3:
@@ -292,7 +292,7 @@ def _filters(query: Query, backends: Any, kinds: Any, errors: dict[str, str]) ->
 
 
 def _pages(query: Query, pages: int) -> list[dict[str, Any]]:
-    """Links to the first, the last and the nearest pages; a gap is an entry without a number."""
+    """Links to the first, the last and the nearest pages; an entry with the number 0 is a gap."""
     if pages == 1:
         return []
     shown = sorted({1, pages, *range(max(1, query.page - 3), min(pages, query.page + 3) + 1)})

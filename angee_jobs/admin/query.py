@@ -1,4 +1,4 @@
-"""What can be asked of the page of held locks: search, filters, order and page, and which locks match a search."""
+"""What a user can ask the page of held locks for: search, filters, order, page. Decides which locks match a search."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from urllib.parse import urlencode
 from ..locks.holder import parse_holder
 from ..locks.keys import LockKey
 
-#: What the page offers to reload itself after, in seconds; 0: not at all.
+#: How often the page can reload itself, in seconds; 0: never.
 REFRESH = (0, 5, 15, 60)
 
-#: By what the rows can be sorted: a field of their records, or what ``heldlocks.py`` says. None comes last either way.
+#: What the rows can be sorted by, and the field of their records; empty: ``listing.py`` computes the value. None always
+#: comes last.
 ORDERS: Mapping[str, str] = {
     "key": "",
     "holder": "holder",
@@ -23,20 +24,20 @@ ORDERS: Mapping[str, str] = {
     "token": "fencing_token",
     "backend": "",
 }
-#: Words that stand in the stored form of a holder as they were typed.
+#: Words that the stored form of a holder contains exactly as they were typed.
 _PLAIN = re.compile(r"[\w.@/+-]+", re.ASCII)
-#: Of these, the ones that may also be a number there, or the name of a field or a part of one.
+#: Of these, words that the stored form may also contain as a number, or in the name of a field.
 _NUMBER, _FIELDS = re.compile(r"[-+.\de]+"), "host pid thread ttl task note"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Query:
-    """What was asked for. Nonsense in a parameter counts as its default, as in a bookmark of another day."""
+    """What the user asked for. A parameter that makes no sense (in an old bookmark, say) counts as its default."""
 
     search: str = ""
     backend: str = ""
     kind: str = ""
-    order: str = "since"  # the oldest first: they are why somebody looks
+    order: str = "since"  # the oldest first: they are what operators look for
     page: int = 1
     refresh: int = 0
 
@@ -56,7 +57,7 @@ class Query:
         )
 
     def encoded(self, **changes: Any) -> str:
-        """``?...`` for a link; a change of anything but the page or the refresh goes to the first page."""
+        """The query string of a link. Any change but that of the page or the refresh leads to the first page."""
         if changes.keys() - {"page", "refresh"}:
             changes.setdefault("page", 1)
         new, usual = dataclasses.replace(self, **changes), Query()
@@ -68,7 +69,7 @@ class Query:
         return "?" + urlencode(given)
 
     def hidden(self, *but: str) -> dict[str, Any]:
-        """What a form sends along that changes the fields ``but``."""
+        """The hidden fields of a form that changes the fields ``but``."""
         usual = Query()
         return {
             name: getattr(self, field)
@@ -83,8 +84,8 @@ def searcher(text: str) -> Callable[[str, str | None], bool] | None:
     if not words:
         return None
     plain = [word for word in words if _PLAIN.fullmatch(word)]
-    bare = [word.strip("[]") for word in words]  # which stand around the task and the note
-    # Then the stored form says enough, which spares reading the holder.
+    bare = [word.strip("[]") for word in words]  # the page shows the task and the note in brackets
+    # If so, the stored form decides, and the holder need not be parsed.
     sure = len(plain) == len(words) and not any(word in _FIELDS or _NUMBER.fullmatch(word) for word in words)
 
     def matches(name: str, holder: str | None) -> bool:
@@ -92,7 +93,7 @@ def searcher(text: str) -> Callable[[str, str | None], bool] | None:
         escaped = "\\" in stored or "%" in name
         for word in plain if escaped else bare:
             if word not in stored:
-                return False  # the usual case among many
+                return False  # the usual case
         if sure and not escaped:
             return True
         shown = f"{name}\n{parse_holder(holder) or ''}"
@@ -105,7 +106,7 @@ def searcher(text: str) -> Callable[[str, str | None], bool] | None:
 
 
 def pieces(name: str) -> list[str]:
-    """The namespace and the parts of a lock's name; the name alone if it is none."""
+    """The namespace and the parts of a lock's name; the text itself if it is not a lock's name."""
     key = parse_key(name)
     return [name] if key is None else [key.namespace, *key.parts]
 

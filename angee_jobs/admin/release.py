@@ -1,6 +1,6 @@
-"""Releasing several holds by force, as the page of held locks does: one that fails does not keep the others.
+"""Release several holds by force, for the page of held locks, and write to the admin's log.
 
-Also what a release leaves in the admin's log, by whichever way it came about.
+If one release fails, the others are still made. The command ``release_lock`` writes to the admin's log too.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from .listing import Target, explain
 
 @dataclasses.dataclass(slots=True)
 class Stuck:
-    """A session whose process does not give up the locks that it was asked for."""
+    """A session whose process does not release the locks that it was asked for."""
 
     backend: str
     session: int
     targets: list[Target]
-    #: What else would end with it.
+    #: The other holds that would end with the session.
     others: list[LockInfo]
 
 
 @dataclasses.dataclass(slots=True)
 class Released:
-    """What became of a release of several holds."""
+    """The outcome of releasing several holds."""
 
     done: list[Target] = dataclasses.field(default_factory=list)
     gone: list[Target] = dataclasses.field(default_factory=list)
@@ -38,7 +38,7 @@ class Released:
 
 
 def release(targets: Sequence[Target], *, user: str, reason: str, done: Callable[[Target], object]) -> Released:
-    """Release each hold by force, and call ``done`` for it. One that cannot be released does not keep the others."""
+    """Release each hold by force, and call ``done`` for each that was released. A failure does not stop the others."""
     result = Released()
     for target in targets:
         if target.backend in result.errors:
@@ -56,10 +56,10 @@ def release(targets: Sequence[Target], *, user: str, reason: str, done: Callable
 
 
 def _release_one(target: Target, user: str, reason: str, result: Released) -> bool | None:
-    """Whether it was released; None: only ending its session would help."""
+    """Whether it was released; None: only ending its session would free it."""
     key, alias = target.key, target.backend
     if any(backend == alias for backend, _ in result.stuck) and _is_stuck(target, result):
-        return None  # no use in waiting for the same process again
+        return None  # the process did not answer before, so do not wait for it again
     try:
         return force_release(key, reason=reason, user=user, fencing_token=target.fencing_token, backend=alias)
     except LockBackendError:
@@ -83,7 +83,7 @@ def _is_stuck(target: Target, result: Released, *, newly: bool = False) -> bool:
 
 
 def write_admin_log(user: Any, target: Target, reason: str) -> None:
-    """Note in the admin's log that ``user`` has released that hold by force, and why."""
+    """Write to the admin's log that ``user`` released this hold by force, and why."""
     from django.contrib.admin.models import DELETION, LogEntry
     from django.contrib.contenttypes.models import ContentType
 

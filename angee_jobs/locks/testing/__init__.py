@@ -1,6 +1,9 @@
-"""The contract of a lock backend, as tests that every backend passes: ours, and yours.
+"""Tools for tests: doubles for code that takes locks, and the contract suite that every lock backend passes.
 
-Write a :class:`Strategy` for the backend and run :class:`LockContract` with it, under unittest or pytest::
+To test code that takes locks, use :func:`local_locks`, :class:`LocalLocksMixin`, :func:`held_by_other`, :func:`lose`
+and :func:`assert_locked`; see ``doubles.py``.
+
+To test a backend, write a :class:`Strategy` for it and run :class:`LockContract` with that, under unittest or pytest::
 
     import unittest
     from angee_jobs.locks.testing import LockContract, Strategy
@@ -16,15 +19,12 @@ Write a :class:`Strategy` for the backend and run :class:`LockContract` with it,
     class TestMyBackend(LockContract, unittest.TestCase):
         strategy = MyStrategy()
 
-The tests use the database aliases of ``strategy.databases`` as a project does, with commits: under Django's test
-runner, take ``django.test.TransactionTestCase`` for ``unittest.TestCase``. Other processes are started with the
-settings module of this one, so ``DJANGO_SETTINGS_MODULE`` must name it.
+The tests commit to the databases of ``strategy.databases``, as a project does. So under Django's test runner, use
+``django.test.TransactionTestCase`` instead of ``unittest.TestCase``. The tests start other processes with the settings
+module of this one, so ``DJANGO_SETTINGS_MODULE`` must name it.
 
-What a test promises is in its name; one that comes from a failure which users of other libraries reported has the
-number of that failure in it.
-
-For the tests of code that takes locks there are :func:`local_locks`, :class:`LocalLocksMixin`,
-:func:`held_by_other`, :func:`lose` and :func:`assert_locked`; see ``doubles.py``.
+The name of a test says what it promises. A test of a failure that users of other libraries reported has the number of
+that failure in its name.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class LockContract(
     Reaping,
     Signals,
 ):
-    """All promises of one backend."""
+    """Tests all promises of one backend."""
 
 
 __all__ = [

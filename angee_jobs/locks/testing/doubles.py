@@ -1,7 +1,6 @@
-"""For the tests of code that takes locks: locks that stay in the process, another holder, a loss.
+"""Doubles for tests of code that takes locks: locks that stay in the process, another holder, a loss.
 
-Nothing here needs a server, and nothing but :func:`local_locks` changes a setting: the others play their part on
-whatever backend the test uses.
+They need no server. Only :func:`local_locks` changes a setting; the others work on the backend that the test uses.
 
 Example::
 
@@ -51,14 +50,14 @@ if TYPE_CHECKING:
 else:
     _Base = object  # so that no test runner takes the mixin itself for a test case
 
-#: The lease of a holder who is played, in seconds: longer than a test, and over soon should its process be killed.
+#: The lease of :class:`OtherHolder`, in seconds: longer than a test, and not for ever if the process is killed.
 LONG = 600.0
 #: How long lose() waits for the receivers of lock_lost, in seconds.
 TOLD_SECONDS = 5.0
 
 
 class LocalSessionLocks(LocalLockBackend):
-    """Plays a backend of session locks: holds have no end of their own, and cannot be handed to another process."""
+    """Stands in for a backend of session locks: holds do not end by themselves, and cannot move to another process."""
 
     leases: ClassVar[bool] = False
 
@@ -76,10 +75,10 @@ class LocalSessionLocks(LocalLockBackend):
 
 @contextlib.contextmanager
 def local_locks() -> Iterator[None]:
-    """Inside the block every alias of ``ANGEE_JOBS_LOCKS`` is a backend inside this process, on which nothing is held.
+    """Inside the block, every alias of ``ANGEE_JOBS_LOCKS`` is a backend inside this process, on which no lock is held.
 
-    An alias of session locks stays one that refuses what only a lease can do. What is still held at the end of the
-    block is released; nobody is told of a loss. Not for tests of several processes.
+    An alias of session locks still refuses what only a lease can do. The end of the block releases what is still held,
+    and reports no loss. Not for tests of several processes.
 
     Example::
 
@@ -95,15 +94,15 @@ def local_locks() -> Iterator[None]:
 
 
 def _double(entry: dict[str, Any]) -> dict[str, Any]:
-    """The setting of the local backend that plays the one of ``entry``."""
+    """The setting of the local backend that stands in for that of ``entry``."""
     double = LocalLockBackend if getattr(import_string(entry["BACKEND"]), "leases", True) else LocalSessionLocks
     return {"BACKEND": f"{double.__module__}.{double.__qualname__}"}
 
 
 class LocalLocksMixin(_Base):
-    """Before ``TestCase`` or ``TransactionTestCase`` in a class's bases: :func:`local_locks` around each of its tests.
+    """Puts :func:`local_locks` around each test of a class. Name it before ``TestCase`` or ``TransactionTestCase``.
 
-    From before ``setUp`` until after the last cleanup. What ``setUpClass`` and ``setUpTestData`` do is outside.
+    It begins before ``setUp`` and ends after the last cleanup. ``setUpClass`` and ``setUpTestData`` run outside.
 
     Example::
 
@@ -116,7 +115,7 @@ class LocalLocksMixin(_Base):
 
 
 class OtherHolder:
-    """Who holds the lock in a :func:`held_by_other` block."""
+    """The holder of the lock in a :func:`held_by_other` block."""
 
     def __init__(self, key: LockKey, backend: BaseLockBackend) -> None:
         self._name = key.name
@@ -129,10 +128,10 @@ class OtherHolder:
         else:
             granted = backend.acquire(self._name, self._owner, LONG, holder, deadline)
         if granted is None:
-            raise AssertionError(f"The lock {key.name} is held already, so nobody else can have it")
+            raise AssertionError(f"The lock {key.name} is held already, so held_by_other() cannot take it")
 
     def release(self) -> bool:
-        """Give up the lock before the end of the block; False if it is gone already."""
+        """Release the lock before the end of the block; False if it is not held any more."""
         released = self._backend.release(self._name, self._owner, clock.now() + VERB_SECONDS)
         room_of(self._backend).changed(self._name)
         return released
@@ -140,10 +139,10 @@ class OtherHolder:
 
 @contextlib.contextmanager
 def held_by_other(key: LockKey | str, *, backend: str = "default") -> Iterator[OtherHolder]:
-    """Inside the block somebody else holds ``key``, for whoever tries it.
+    """Inside the block, another holder has ``key``, and every try is refused.
 
-    The other holder is not of this process's doing: none of its signals is sent. ``release()`` of what the block
-    yields lets a waiter have the lock before the end. AssertionError if the lock is held already.
+    Yields that :class:`OtherHolder`; its ``release()`` lets a waiter in before the end of the block. Its taking and
+    releasing send no signals. AssertionError if the lock is held already.
 
     Example::
 
@@ -158,10 +157,11 @@ def held_by_other(key: LockKey | str, *, backend: str = "default") -> Iterator[O
 
 
 def lose(lock: Lock | LockKey | str, *, backend: str = "default") -> None:
-    """Let a hold of this process be lost: as if its lease had run out, and free for others at once.
+    """Make a hold of this process lost, as if its lease had run out. Other holders can take the lock at once.
 
-    ``lock`` is a :class:`~angee_jobs.locks.Lock`, or a key for code that has no such object: ``task_lock``,
-    ``@locked``. Returns when the receivers of ``lock_lost`` have been called. AssertionError if it is not held here.
+    ``lock`` is a :class:`~angee_jobs.locks.Lock`, or a key, for code without a Lock object (``task_lock``,
+    ``@locked``). Returns when the receivers of ``lock_lost`` have been called. AssertionError if this process does
+    not hold the lock.
 
     Example::
 
@@ -198,9 +198,10 @@ def _name(lock: Lock | LockKey | str) -> str:
 
 @contextlib.contextmanager
 def assert_locked(key: LockKey | str, *, backend: str = "default") -> Iterator[None]:
-    """AssertionError unless ``key`` was taken inside the block, in whatever thread of this process.
+    """AssertionError unless ``key`` was taken inside the block, in any thread of this process.
 
-    To see that one call in it is made while the lock is held, let a mock of it ask ``task_lock_is_held(key)``.
+    To check that one call is made while the lock is held, mock that call, and let the mock ask
+    ``task_lock_is_held(key)``.
 
     Example::
 

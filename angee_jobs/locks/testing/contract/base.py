@@ -1,4 +1,4 @@
-"""What every test of the contract suite stands on."""
+"""The base class of the contract suite's tests, and the tools that they share."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ else:
 
 T = TypeVar("T")
 
-#: A lease that has to run out in a test, in seconds.
+#: A lease that must run out in a test, in seconds.
 SHORT = 0.4
-#: A lease that has to be kept by renewals. A thread that is served late by a second still keeps it.
+#: A lease that renewals must keep. They keep it even if a thread runs a second late.
 KEPT = 1.5
-#: One that has to be kept for longer than a lease, where a thread may be served late by a second and a half.
+#: A lease that renewals must keep for longer than its length, even if a thread runs a second and a half late.
 RENEWED = 2.25
 #: A lease that must not end during a test.
 LONG = 60.0
-#: How late something may happen that has to happen on time.
+#: How late an event may be that must be on time.
 NOISE = 2.5
 
 
 def eventually(answer: Callable[[], T], within: float = 10.0, what: str = "") -> T:
-    """The first true answer, asked every few milliseconds; AssertionError if there is none within so many seconds."""
+    """Ask every few milliseconds, and return the first true answer; AssertionError without one ``within`` seconds."""
     limit = now() + within
     while not (got := answer()):
         if now() >= limit:
@@ -53,7 +53,7 @@ def eventually(answer: Callable[[], T], within: float = 10.0, what: str = "") ->
 
 
 class Background(threading.Thread):
-    """A call in a thread of its own."""
+    """A call that runs in a thread of its own."""
 
     def __init__(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         super().__init__(daemon=True, name=f"contract-{getattr(function, '__name__', 'call')}")
@@ -72,7 +72,7 @@ class Background(threading.Thread):
             connections.close_all()
 
     def result(self, within: float = 20.0) -> Any:
-        """What the call returned or raised."""
+        """Return or raise what the call returned or raised."""
         self.join(within)
         if self.is_alive():
             raise AssertionError(f"{self.name} did not end within {within:g} s")
@@ -82,10 +82,10 @@ class Background(threading.Thread):
 
 
 class ContractCase(_Base):
-    """A key of its own for each test, threads and processes that end with it, and a look at what is left over."""
+    """Gives each test a key of its own, ends its threads and processes, and fails it if it leaves anything behind."""
 
     strategy: Strategy
-    #: What all tests of this class need; see :meth:`needs`.
+    #: The capabilities that all tests of this class need; see :meth:`needs`.
     requires: ClassVar[Sequence[str]] = ()
 
     def setUp(self) -> None:
@@ -103,7 +103,7 @@ class ContractCase(_Base):
         part.prepare(self)
 
     def prepare(self) -> None:
-        """Before each test of this class."""
+        """Called before each test of this class."""
 
     # What the tests use.
 
@@ -119,7 +119,7 @@ class ContractCase(_Base):
         return LockKey("contract", (self._testMethodName, secrets.token_hex(4)))
 
     def needs(self, *capabilities: str) -> None:
-        """Skip the test unless the backend has all of them."""
+        """Skip the test unless the backend has all these capabilities."""
         for capability in capabilities:
             assert capability in CAPABILITIES, capability
             if capability in self.strategy.lacks:
@@ -186,7 +186,7 @@ class ContractCase(_Base):
         return peer
 
     def new_peer(self, environment: Mapping[str, str] | None = None) -> Peer:
-        """One that no test had before, or will have after this one."""
+        """A process that only this test uses."""
         self.needs("processes")
         peer = Peer(environment or {})
         self.addCleanup(peer.end)
@@ -194,7 +194,7 @@ class ContractCase(_Base):
 
     @contextlib.contextmanager
     def hear(self, *names: str) -> Iterator[list[tuple[str, dict[str, Any]]]]:
-        """The signals of those names that are sent about this test's keys, with their arguments."""
+        """Yields a list to which each signal of these names about this test's keys is added, with its arguments."""
         heard: list[tuple[str, dict[str, Any]]] = []
         receivers = []
         for name in names:

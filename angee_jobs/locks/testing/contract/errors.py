@@ -1,4 +1,4 @@
-"""Promise 10: refused and broken are two answers, and no text has the owner id."""
+"""Promise 10: a refusal and a fault are never confused, and no text has the owner id."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Broken(ContractCase):
 
     @contextlib.contextmanager
     def impatient(self, trouble: contextlib.AbstractContextManager[None]) -> Iterator[None]:
-        """In trouble; but a storage that is well may be slow on a busy machine, so it is given the usual time."""
+        """Shorten deadlines while the storage is in trouble; else it has the usual time, for machines that are busy."""
         with trouble, contextlib.ExitStack() as stack:
             for name, module in list(sys.modules.items()):
                 if name.startswith("angee_jobs.locks.") and hasattr(module, "VERB_SECONDS"):

@@ -1,4 +1,4 @@
-"""Promises 1 to 3: one hold per key, touched by its owner alone, free after a crash; and 8, whose clock decides."""
+"""Promises 1 to 3: one hold per key, which only its owner can touch, free after a crash; and 8: whose clock decides."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Exclusion(ContractCase):
         return Path(path)
 
     def test_s16_100_threads_in_4_processes_count_exactly(self) -> None:
-        """In one process, where the backend reaches no further."""
+        """In one process, for a backend that does not exclude other processes."""
         path = self._counter()
         options: dict[str, Any] = {"ttl": 10, "backend": self.alias}
         if "processes" in self.strategy.lacks:

@@ -20,7 +20,7 @@ class Fencing(ContractCase):
         self.tokens: list[int] = []
 
     def take(self, key: LockKey | None = None) -> None:
-        """Hold the lock once more: its token is larger than all before."""
+        """Hold the lock once more, and check that its token is larger than all before."""
         with self.lock(key, timeout=10) as held:
             token = held.fencing_token
         self.assertIs(type(token), int)
@@ -114,7 +114,7 @@ class Fencing(ContractCase):
         self.assertIsNotNone(token)
 
     def test_server_time_is_the_floor(self) -> None:
-        """Microseconds of the server's clock, or a sequence that started there: nothing small comes after a crash."""
+        """Tokens are at least the server's time in microseconds, so that no smaller one can follow a crash."""
         self.take()
         self.assertGreater(self.tokens[0], 1_600_000_000 * 1_000_000)
         self.assertLess(self.tokens[0], (time.time() + 400 * 24 * 3600) * 1e6)

@@ -19,7 +19,7 @@ class Guard(TransactionCase):
     requires: ClassVar[Sequence[str]] = ("fencing",)
 
     def stale_and_newer(self) -> tuple[Lock, Lock]:
-        """A holder that does not know of its loss yet, and the one after it."""
+        """A holder that does not know of its loss yet, and the next holder."""
         self.needs("delete_hold", "leases")
         stale, newer = self.lock(), self.lock()
         for holder in (stale, newer):

@@ -1,4 +1,4 @@
-"""What the backend tells: who holds what, and the signals."""
+"""Who holds what, and the signals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Promise 5: a loss is known on time, whatever the server and the process went through."""
+"""Promise 5: a holder learns of its loss on time, whatever happened to the server and the process."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Loss(ContractCase):
         self.becomes_free()
 
     def test_a_lease_counts_from_before_its_request_was_sent(self) -> None:
-        """The answer may be late: the backend counts from the moment when it granted."""
+        """The answer may be late, because the backend counts from the moment of the grant."""
         self.needs("verbs")
 
         def late(real: Any) -> Any:

@@ -1,7 +1,7 @@
 """Other processes for the contract suite.
 
-A :class:`Peer` is a new interpreter with the settings of this one, which runs the functions that a test sends to it,
-one after the other in its main thread. They must be importable there; see ``tasks.py``.
+A :class:`Peer` is a new interpreter with the settings of this one. It runs the functions that a test sends to it, one
+after the other, in its main thread. The functions must be importable there; see ``tasks.py``.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from . import tasks
 
 _context = multiprocessing.get_context("spawn")
 
-#: Peers that no test uses now: to start one takes half a second.
+#: Peers that no test uses now. They are kept because starting one takes half a second.
 _idle: list[Peer] = []
 
 
 class Peer:
-    """Another process, which does what it is told.
+    """Another process, which runs the functions that a test sends to it.
 
     Example::
 
@@ -45,7 +45,7 @@ class Peer:
 
     @classmethod
     def borrow(cls) -> Peer:
-        """A running peer that holds nothing; give it back."""
+        """A running peer that holds no lock. Call :meth:`give_back` after use."""
         while _idle:
             peer = _idle.pop()
             if peer.process.is_alive():
@@ -53,7 +53,7 @@ class Peer:
         return cls()
 
     def give_back(self) -> None:
-        """Let the next test have it, or end it if it cannot be used any more."""
+        """Keep the process for the next test, or end it if it cannot be used any more."""
         if not self._waiting and not self._special and self.process.is_alive():
             with contextlib.suppress(Exception):
                 self.call(tasks.reset, within=5)
@@ -68,18 +68,18 @@ class Peer:
         return self.process.pid
 
     def call(self, function: Callable[..., Any], *args: Any, within: float = 20.0, **kwargs: Any) -> Any:
-        """What ``function`` returns or raises in the other process."""
+        """Run ``function`` in the other process; return or raise what it returns or raises."""
         self.begin(function, *args, **kwargs)
         return self.result(within)
 
     def begin(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-        """Start a call; :meth:`result` is due before the next one."""
+        """Start a call. Call :meth:`result` before you start the next one."""
         assert not self._waiting, "the result of the last call was not taken"
         self._connection.send((function, args, kwargs))
         self._waiting = True
 
     def result(self, within: float = 20.0) -> Any:
-        """What the call that was begun returns or raises; AssertionError if there is no answer in time."""
+        """Return or raise what the started call returns or raises; AssertionError without an answer in time."""
         if not self._connection.poll(within):
             raise AssertionError(f"process {self.pid} gave no answer within {within:g} s")
         try:
@@ -93,40 +93,40 @@ class Peer:
         return value
 
     def exit(self, within: float = 20.0) -> int | None:
-        """Let it end as a program does that is through, and wait for that; the exit code."""
+        """Let the process end by itself, and wait for its end; the exit code."""
         self._connection.send(None)
         self.process.join(within)
         return self.process.exitcode
 
     def kill(self) -> None:
-        """SIGKILL, and wait for its end."""
+        """Send SIGKILL, and wait for the end of the process."""
         self.process.kill()
         self.process.join(10)
 
     def stop(self) -> None:
-        """SIGSTOP, and return when it has stopped."""
+        """Send SIGSTOP, and return when the process has stopped."""
         os.kill(self.pid, signal.SIGSTOP)
         os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOWAIT)
 
     def go_on(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         os.kill(self.pid, signal.SIGCONT)
 
     def end(self) -> None:
-        """Kill it if it still runs."""
+        """Kill the process if it still runs."""
         if self.process.is_alive():
             self.kill()
         self._connection.close()
 
 
 def end_idle_peers() -> None:
-    """At the end of a class of tests; otherwise they end with this process."""
+    """End them at the end of a class of tests; without this they end with this process."""
     while _idle:
         _idle.pop().end()
 
 
 def _configuration() -> tuple[dict[str, Any], Any]:
-    """What a test run may have changed since the settings were read: names of test databases, overridden settings."""
+    """What a test run may have changed since it read the settings: names of test databases, overridden settings."""
     from django.conf import settings
     from django.db import connections
 

@@ -45,7 +45,7 @@ class Python(ContractCase):
 
     @contextlib.contextmanager
     def _broken_release(self, error: Exception | None = None) -> Iterator[Callable[[], object]]:
-        """A function that lets every release fail from then on until the end of this block."""
+        """Yields a function; once it is called, every release fails until the end of this block."""
         broken = mock.patch.object(self.backend, "release", side_effect=error or LockBackendError("away"))
         try:
             yield broken.start

@@ -51,7 +51,7 @@ class Renewal(ContractCase):
             self.assertTrue(held.lost)
 
     def _extend(self, change: Any) -> Any:
-        """Let ``change(real, extensions, deadline)`` stand for the backend's extend()."""
+        """Replace the backend's extend() by ``change(real, extensions, deadline)``."""
         real = self.backend.extend
 
         def extend(extensions: Sequence[Extension], deadline: float) -> Collection[str]:

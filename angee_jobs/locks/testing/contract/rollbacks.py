@@ -1,4 +1,4 @@
-"""Promise 9, when things go wrong: rollbacks, errors of the database, refusals, a loss before the commit."""
+"""Promise 9 when something goes wrong: rollbacks, database errors, refusals, a loss before the commit."""
 
 from __future__ import annotations
 

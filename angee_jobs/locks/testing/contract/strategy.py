@@ -1,4 +1,4 @@
-"""What the contract suite has to know about a backend, and how it makes that backend's storage misbehave."""
+"""What the contract suite must know about a backend, and how it makes the backend's storage fail."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ...clock import now
 from ...conf import lock_backends
 from ...keys import LockKey
 
-#: What a strategy may say that it lacks. The first ones are properties of the backend; each of the others is the hook
-#: of that name.
+#: What a strategy may name in ``lacks``. The first six are properties of the backend. Each of the others is a hook of
+#: the strategy, with that name.
 CAPABILITIES = {
-    "verbs": "the verbs of BaseLockBackend, and so the waiting and watching of this package",
+    "verbs": "the operations of BaseLockBackend, and so the waiting and watching of this package",
     "processes": "exclusion between processes",
     "leases": "holds that end by themselves and are renewed",
     "fencing": "fencing tokens",
     "listing": "inspect, list_held and force_release",
     "push": "waiters that hear of a release in another process",
-    "delete_hold": "a hold deleted at the storage, behind the back of everybody",
+    "delete_hold": "a hold that is deleted at the storage, without its holder being told",
     "empty": "a storage that is emptied",
     "hanging": "a storage that does not answer",
     "unreachable": "a storage that cannot be reached",
@@ -29,10 +29,10 @@ CAPABILITIES = {
 
 
 class Strategy:
-    """How to test one backend: its alias, what it lacks, and the hooks of its server.
+    """Says how to test one backend: its alias, what it lacks, and hooks that make its server fail.
 
-    A hook that a backend cannot have is named in ``lacks`` with the reason, and the tests that need it are skipped for
-    that reason. One that is neither written nor named there fails its tests.
+    If a backend cannot have a hook, name that in ``lacks`` with the reason. The tests that need it are skipped, for
+    that reason. If a hook is neither written nor named there, the tests that need it fail.
 
     Example::
 
@@ -50,48 +50,48 @@ class Strategy:
 
     #: The backend under test: an alias in ``ANGEE_JOBS_LOCKS``.
     alias: str = "default"
-    #: Capabilities that the backend does not have, and why. See :data:`CAPABILITIES`.
+    #: What the backend cannot do, and why. See :data:`CAPABILITIES`.
     lacks: Mapping[str, str] = {}
     #: Aliases in ``DATABASES`` on which the tests of transactions and of ``guard()`` run. They need this app's tables.
     databases: ClassVar[Sequence[str]] = ("default",)
 
     def set_up(self) -> None:
-        """Before each test."""
+        """Called before each test."""
 
     def tear_down(self) -> None:
-        """After each test, and after everything that it had opened was closed."""
+        """Called after each test, when everything that the test opened is closed."""
 
     def leftovers(self) -> Sequence[str]:
-        """What is left at the storage although no test uses it: open transactions, sessions with locks, and so on.
+        """What the test left at the storage: open transactions, sessions with locks, and so on.
 
-        One line each, for the message of the failure. Holds need not be listed here.
+        One line each, for the message of the failure. Leave out holds: the suite lists them itself.
         """
         return ()
 
     def delete_hold(self, key: LockKey) -> None:
-        """Remove the live hold of ``key`` at the storage, so that nobody is told."""
+        """Remove the live hold of ``key`` at the storage, without its holder being told."""
         backend = lock_backends.verbs(self.alias)
         if backend.force_release(key.name, now() + VERB_SECONDS) is None:
             raise AssertionError(f"There is no hold of {key.name} to delete")
 
     def empty(self) -> None:
-        """Remove all that the backend has stored, as TRUNCATE or FLUSHALL would."""
+        """Remove everything that the backend has stored, as TRUNCATE or FLUSHALL does."""
         self._missing("empty")
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:
-        """Inside the block the storage gives no answer; afterwards it goes on as if nothing had happened."""
+        """Inside the block, the storage does not answer. Afterwards it answers again, as if it had only been slow."""
         self._missing("hanging")
         yield
 
     @contextlib.contextmanager
     def unreachable(self) -> Iterator[None]:
-        """Inside the block every request fails; afterwards new ones succeed."""
+        """Inside the block, every request fails. Afterwards, new requests succeed."""
         self._missing("unreachable")
         yield
 
     def break_connections(self) -> None:
-        """End every connection of the backend from the server's side."""
+        """Let the server end every connection of the backend."""
         self._missing("break_connections")
 
     def _missing(self, hook: str) -> NoReturn:

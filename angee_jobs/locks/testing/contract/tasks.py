@@ -1,4 +1,4 @@
-"""What the other processes of the contract suite do. Their locks are kept by a name of the test's, the "slot"."""
+"""Functions for the other processes of the contract suite. A test names each of their locks: its "slot"."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _undo: list[Callable[[], object]] = []
 
 
 def reset() -> None:
-    """Give up everything, so that another test can use this process."""
+    """Release everything, so that another test can use this process."""
     while _undo:
         _undo.pop()()
     for each in _locks.values():
@@ -41,13 +41,13 @@ def reset() -> None:
 
 
 def acquire(slot: str, key: LockKey, wait: float | None = None, **options: Any) -> bool:
-    """A hold without a block."""
+    """Take a lock without a block."""
     _locks[slot] = made = lock(key, **options)
     return made.acquire(wait)
 
 
 def enter(slot: str, key: LockKey, **options: Any) -> int | None:
-    """Enter a block; its fencing token."""
+    """Enter a block; the fencing token of its hold."""
     _locks[slot] = made = lock(key, **options)
     return made.__enter__().fencing_token
 
@@ -73,7 +73,7 @@ def is_lost(slot: str) -> bool:
 
 
 def acquire_and_release(key: LockKey, rounds: int, **options: Any) -> list[int | None]:
-    """The fencing tokens of so many holds."""
+    """Take and release a lock ``rounds`` times; the fencing tokens."""
     tokens = []
     for _ in range(rounds):
         with lock(key, timeout=60, **options) as held:
@@ -82,7 +82,7 @@ def acquire_and_release(key: LockKey, rounds: int, **options: Any) -> list[int |
 
 
 def count(path: Path, key: LockKey, threads: int, **options: Any) -> None:
-    """From each thread, add one to the number in a file that is read, slept on and written."""
+    """Let each thread add one to the number in a file: read it, sleep, write it."""
     errors: list[BaseException] = []
 
     def add_one() -> None:
@@ -110,7 +110,7 @@ def _patch(target: Any, name: str, value: Any) -> None:
 
 
 def pretend_to_be(host: str, pid: int) -> None:
-    """Be indistinguishable from another process that pretends to be the same, by what is stored of a holder."""
+    """Store the same holder with a hold as another process that calls this with the same arguments."""
     import socket
 
     _patch(socket, "gethostname", lambda: host)
@@ -119,12 +119,12 @@ def pretend_to_be(host: str, pid: int) -> None:
 
 
 def says_who_it_is() -> str:
-    """What this process stores of itself with a hold."""
+    """What this process stores with a hold to describe the holder."""
     return holder.describe_holder("")
 
 
 def shift_clock(seconds: float) -> None:
-    """Let this process believe that the time is another."""
+    """Make this process believe that its clock is ``seconds`` ahead."""
     from django.utils import timezone
 
     real_time, real_ns, real_now = time.time, time.time_ns, timezone.now
@@ -138,7 +138,7 @@ def read_clock() -> float:
 
 
 def fail_to_release(alias: str, name: str) -> None:
-    """From now on, releasing this lock fails in this process."""
+    """Make every release of this lock fail in this process from now on."""
     backend = lock_backends.verbs(alias)
     real = backend.release
 
@@ -151,7 +151,7 @@ def fail_to_release(alias: str, name: str) -> None:
 
 
 class Struck(Exception):
-    """What the signal handlers of these tests raise."""
+    """Raised by the signal handlers of these tests."""
 
 
 def _strike(signum: int, frame: Any) -> None:
@@ -181,7 +181,7 @@ def strike_when_waiting(key: LockKey, alias: str) -> None:
 
 
 def storm(key: LockKey, strikes: int, **options: Any) -> dict[str, Any]:
-    """Take and free a lock while a signal handler raises at random instants, and another thread wants it too."""
+    """Take and free a lock while a signal handler raises at random instants, and another thread wants the lock too."""
     unexpected: list[str] = []
     stop = threading.Event()
 
@@ -231,7 +231,7 @@ def storm(key: LockKey, strikes: int, **options: Any) -> dict[str, Any]:
 
 
 def fork_inside_a_block(key: LockKey, other: LockKey, ttl: float, **options: Any) -> dict[str, Any]:
-    """Fork while a block is open, for longer than its ttl. What the child and the parent saw."""
+    """Fork inside a block, for longer than its ttl; what the child and the parent saw."""
     seen: dict[str, Any] = {}
     with lock(key, ttl=ttl, **options) as held:
         mine = lock_backends.verbs(options["backend"])

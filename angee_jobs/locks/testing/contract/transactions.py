@@ -1,4 +1,4 @@
-"""Promise 9: a lock block entered in a transaction keeps its hold until the commit; the connection is left alone."""
+"""Promise 9: a block that is entered in a transaction keeps its hold until the commit. The connection is untouched."""
 
 from __future__ import annotations
 

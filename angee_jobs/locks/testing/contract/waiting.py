@@ -22,7 +22,7 @@ FALLBACK = 1.0
 
 class Waiting(ContractCase):
     def waiter(self) -> Background:
-        """A thread that waits for the lock, once it has asked the backend how long that may take."""
+        """A thread that waits for the lock; returns when it has asked the backend how long that may take."""
 
         def wait() -> float:
             with self.lock(timeout=20):
