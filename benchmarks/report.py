@@ -206,9 +206,9 @@ def page(data: dict[str, Any]) -> str:
     machine, versions = data["machine"], ", ".join(f"{name} {text}" for name, text in data["versions"].items())
     return f"""# Benchmarks
 
-This page and its chart are made by `tox -e bench`, which needs no server but those that come as wheels. Do not edit
-them. `tox -e bench -- --quick` takes less than a minute, and fails when a ratio has fallen a third below what
-`benchmarks/recorded.json` says.
+`tox -e bench` writes this page and its chart: do not edit them. It needs only servers that come as wheels.
+`tox -e bench -- --quick` takes less than a minute, and fails if a ratio has fallen a third below the one in
+`benchmarks/recorded.json`.
 
 - Machine: {machine["processor"]}, {machine["cores"]} cores, {machine["system"]}; load {machine["load"]} during the run.
 - Versions: {versions}.
@@ -216,17 +216,18 @@ them. `tox -e bench -- --quick` takes less than a minute, and fails when a ratio
 
 How it is measured:
 
-- Rounds are interleaved: in each, all contenders have their turn, in changing order and after a warm-up. What is shown
-  is the median over the rounds, with the first and third quartile. **A ratio is taken within each round**, where
-  whatever disturbs the machine disturbs all alike, and is greater than 1 where angee_jobs is better.
-- What one thread does is timed in batches of about 2 ms, and the median batch counts, so that the time which the
-  system gives to other programs does not. Everything else is counted over the whole time.
+- The contenders take turns. In each round all of them run once, in changing order and after a warm-up. The tables show
+  the median over the rounds, with the first and third quartile. **A ratio is taken within each round**, because what
+  disturbs the machine then disturbs all of them. It is greater than 1 where angee_jobs is better.
+- What one thread does is timed in batches of about 2 ms, and the median batch counts. So time that the system gives to
+  other programs does not count. All other figures count the whole time.
 - "bare" is the limit: the two shortest statements that exclude, through the driver, without context manager, owner
-  check, fencing token or renewal. On PostgreSQL both of its commits are durable, the server's default.
-- The others run as they come: with their own way to wait, and with auto-extension on in blocks where they have any.
-- Correctness is a part of each measurement: before and after, another process must be refused while the lock is held
-  and get it afterwards; where many want one lock, no two may be inside at once. A lock that fails is void.
-- Fairness is the largest share of the entries over the smallest.
+  check, fencing token or renewal. On PostgreSQL both of its commits are durable, which is the server's default.
+- The other libraries run as they are: with their own way to wait, and with their auto-extension on in blocks.
+- Each measurement checks that the lock works: before and after it, another process must be refused while the lock is
+  held, and get it afterwards. Where many processes want one lock, no two may be inside at once. A lock that fails is
+  void.
+- Fairness is the largest number of entries of a process, divided by the smallest.
 
 ![Blocks per second and hand-over times](benchmarks.svg)
 

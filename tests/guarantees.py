@@ -28,61 +28,65 @@ class Promise(NamedTuple):
 PROMISES = [
     Promise(
         "Exclusion",
-        "At most one unexpired hold per key, by the backend's clock: between threads, coroutines, processes and "
-        "machines, and also for a second try by the very thread that holds it. `LocalLockBackend` promises it inside "
-        "one process, and says so.",
+        "A key has at most one unexpired hold, by the backend's clock. This excludes threads, coroutines, "
+        "processes and machines, and refuses a second try by the thread that holds the lock. Threads and tasks "
+        "may share one `Lock` object: each entry has a hold of its own. `LocalLockBackend` promises this inside "
+        "one process only, and says so.",
         ["Exclusion"],
         ["policy/test_async", "policy/test_fork", "docs/test_demo"],
         ["exclusion"],
     ),
     Promise(
         "Ownership",
-        "Release and extend act on their own hold only. What comes late never touches the next hold, and never "
-        "brings one back.",
+        "Release and extend act only on the hold that they belong to. A late request never touches the next hold,"
+        " and never brings a hold back.",
         ["Ownership"],
         [],
         ["ownership"],
     ),
     Promise(
         "Crash",
-        "A holder that is killed frees the lock: a lease within its ttl, a session lock at once.",
+        "If the holder is killed, its lock comes free: a lease within its ttl, a session lock at once.",
         ["Crash"],
         ["integrations/test_celery", "commands/test_run_locked"],
         ["refused_for_a_reason"],
     ),
     Promise(
         "Renewal",
-        "While a block runs its lease is renewed every third of the ttl, by one thread for the whole process. A "
-        "renewal that failed is tried again until the lease is over. Nothing renews after the release.",
+        "While a block runs, its lease is renewed every third of the ttl. One thread does this for the whole "
+        "process. A failed renewal is retried until the lease is over. After the release, nothing renews. Where "
+        "connections, descriptors, threads or memory run out, waiters pay for it, and not holders.",
         ["Renewal"],
         ["policy/test_renewal"],
     ),
     Promise(
         "A loss is known",
-        "For a lease at the latest at its end, also when the server cannot be reached or a call hangs; for a session "
-        "lock within two seconds. `lost`, `check()`, the signal `lock_lost` and the end of the block tell it.",
+        "The holder of a lease learns of its loss at the latest when the lease ends, even if the server cannot be"
+        " reached or a call hangs; the holder of a session lock within two seconds. `lost`, `check()`, the signal"
+        " `lock_lost` and the end of the block report the loss.",
         ["Loss"],
         ["backends/test_advisory"],
         ["belief", "told_in_time", "signalled"],
     ),
     Promise(
         "Waiting",
-        "`timeout` is the total wait, also against a server that hangs. A lost wake-up costs at most a second. In "
-        "arrival order inside a process.",
+        "`timeout` is the total wait, even if the server hangs. A lost wake-up costs at most a second. Inside a "
+        "process, waiters are served in the order in which they arrived.",
         ["Waiting"],
         ["policy/test_waiting", "backends/test_redis_waiting", "policy/test_async"],
         ["answered", "refused_for_a_reason"],
     ),
     Promise(
         "Fencing",
-        "Tokens of a key strictly increase, over releases, expiry, reaping, deleted rows and an emptied storage.",
+        "The fencing tokens of a key strictly increase, over releases, expiry, reaping, deleted rows and an "
+        "emptied storage.",
         ["Fencing"],
         [],
         ["fencing"],
     ),
     Promise(
         "Guard",
-        "A stale holder's guarded transaction cannot commit after a newer holder's.",
+        "Once a newer holder's guarded transaction has committed, an older holder's cannot commit any more.",
         ["Guard"],
         ["policy/test_guard"],
         ["register"],
@@ -96,15 +100,15 @@ PROMISES = [
     ),
     Promise(
         "Transactions",
-        "Lock traffic neither uses nor disturbs the caller's connection. A block inside `atomic()` keeps its lock "
-        "until the commit or rollback, and frees it before the body's `on_commit` callbacks.",
+        "Locks neither use nor disturb the caller's connection. A block inside `atomic()` keeps its lock until "
+        "the commit or rollback, and frees it before the body's `on_commit` callbacks run.",
         ["TransactionCase", "Transactions", "Rollbacks"],
         ["policy/test_transactions", "integrations/test_test_runs", "policy/test_async_django"],
     ),
     Promise(
         "Two channels",
-        "Refused and broken are two answers, and never told as each other. What cannot be is refused before anything "
-        "is acquired. The owner id is in no message.",
+        "A refusal is an answer, and a backend that cannot be reached is an error. The two are never confused. "
+        "Bad arguments are refused before anything is acquired. No message has an owner id.",
         ["Broken", "Secrecy"],
         [
             "policy/test_bad_input",
@@ -115,7 +119,9 @@ PROMISES = [
     ),
     Promise(
         "Python",
-        "Safe under threads, coroutines, cancellation, fork, and an exception of a signal handler at any instruction.",
+        "Locks are safe with threads, coroutines, cancellation and fork, and when a signal handler raises an "
+        "exception at any instruction. A process that was forked without Python's knowledge counts as a new "
+        "process.",
         ["Python"],
         [
             "policy/test_locked",
@@ -128,8 +134,8 @@ PROMISES = [
     ),
     Promise(
         "Who holds what",
-        "A held answer agrees with what a try would give. Lists are complete, reaping touches no live hold, and "
-        "signals tell what happened.",
+        "Whether a lock is held agrees with what a try would give. Lists are complete, reaping touches no live "
+        "hold, and signals report what happened.",
         ["Information", "Reaping", "Signals"],
         ["admin/test_page", "commands/test_commands", "policy/test_signals", "policy/test_receivers"],
     ),
@@ -139,20 +145,19 @@ HEAD = """# Guarantees
 
 <!-- written by: python -m tests.guarantees -->
 
-Each promise, and the tests of it. Those under "for every backend" are one suite, which comes with the package and
-which yours can [run too](howto/backend.md). It is run over
+This page names each promise and its tests. The tests under "for every backend" are one suite, which comes with the
+package: you can [run it too](howto/backend.md). It runs over
 
 {runs}
 
-against real servers, which the tests start, kill, stop and put behind poolers. A number like `s13` is that of
-[a failure that users of lock libraries reported](explanation/reported-failures.md). What is *not* promised is
+against real servers, which the tests start, kill, stop and put behind poolers. A number such as `s13` is that of
+[a failure that users of lock libraries reported](explanation/reported-failures.md). What is *not* promised has
 [a page of its own](explanation/not-promised.md).
 
-Then everything happens at once: in [the torture run](torture.md), whose page has the figures, processes and servers are
-killed, stopped and deceived at random, and a checker proves or refutes these promises from what the processes wrote
-down. Its rules are named below. The recorded run, of {seconds} seconds: {faults} faults of {kinds} kinds,
-{sections} protected sections, {losses} losses told, {violations} violations.
-[Steady load](soak.md) shows whether anything grows.
+[The torture run](torture.md) does everything at once. It kills, stops and deceives processes and servers at random, and
+a checker proves or refutes these promises from the logs of the processes. The rules of the checker are named below. The
+recorded run had {faults} faults of {kinds} kinds in {seconds} seconds, {sections} protected sections, {losses} losses
+that were reported, and {violations} violations. [Steady load](soak.md) shows whether anything grows.
 """
 
 RUNS = {
@@ -160,7 +165,7 @@ RUNS = {
     "backends/test_table_pooled_contract": "the lock table through PgBouncer, with transaction pooling",
     "backends/test_advisory_contract": "PostgreSQL session locks, directly and through PgBouncer with session pooling",
     "backends/test_redis_contract": "Valkey, with Django's and with django-redis' cache; Redis 7",
-    "backends/test_third_party": "a backend of somebody else that has nothing but `try_acquire` and `is_held`",
+    "backends/test_third_party": "a third party's backend that has only `try_acquire` and `is_held`",
 }
 
 
@@ -235,13 +240,13 @@ def page() -> str:
         raise SystemExit(f"No promise names these parts of the contract suite: {', '.join(sorted(missing))}")
     runs = "\n".join(f"- {what} (`tests/{module}.py`)," for module, what in RUNS.items()).removesuffix(",")
     lines = [HEAD.format(runs=runs, **torture())]
-    lines += ["A backend skips the tests that need what it does not have:", ""]
-    lines += ["| backend | lacks | why |", "| --- | --- | --- |", *what_is_lacking(), ""]
+    lines += ["A backend skips the tests that need what it cannot do:", ""]
+    lines += ["| backend | cannot do | why |", "| --- | --- | --- |", *what_is_lacking(), ""]
     for number, promise in enumerate(PROMISES, 1):
         lines += [f"## {number}. {promise.title}", "", *textwrap.wrap(promise.text, 118), "", "For every backend:", ""]
         lines += [f"- `{name}`" for part in promise.parts for name in tests.get(part, [])]
         if promise.modules:
-            lines += ["", "And further: " + ", ".join(f"`tests/{name}.py`" for name in promise.modules) + "."]
+            lines += ["", "And also: " + ", ".join(f"`tests/{name}.py`" for name in promise.modules) + "."]
         if promise.rules:
             rules = ", ".join(f"`{name}`" for name in promise.rules)
             what = "rule" if len(promise.rules) == 1 else "rules"

@@ -103,6 +103,7 @@ class OnceTask(DjangoTask):  # type: ignore[misc]
     """
 
     abstract = True
+    throws = (DuplicateTaskError,)  # the worker logs it as a line, not as an error with a traceback
 
     unique_on: ClassVar[Sequence[str] | None] = None
     raise_on_duplicate: ClassVar[bool] = True
@@ -164,8 +165,6 @@ class OnceTask(DjangoTask):  # type: ignore[misc]
                     raise
                 return self._duplicate_result(duplicate, task_id)
             ticket = {**answer(duplicate), "task_id": duplicate.task_id}
-        except ImproperlyConfigured:
-            raise
         except Exception as error:
             if not in_canvas:
                 raise

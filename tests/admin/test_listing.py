@@ -79,14 +79,14 @@ def test_a_scan_of_redis_passes_holds_that_end_together(valkey: ValkeyServer, mo
     batch = [Extension(name, f"owner-{number}", 300.0) for number, name in enumerate(live)]
     assert len(backend.extend(batch[2:], soon())) == len(live) - 2
     with valkey.connect() as client:
-        client.zadd(backend._index, {"angee:name:of-no-hold": 9e15})
+        client.zadd(f"{backend.prefix}index", {"angee:name:of-no-hold": 9e15})
     try:
         for parts in (1, 2, 3, 1000):
             monkeypatch.setattr(redis, "SCAN", parts)
             assert sorted(row[0] for row in scanned(backend, "holder")) == sorted(live), "each of them once"
     finally:
         with valkey.connect() as client:
-            client.zrem(backend._index, "angee:name:of-no-hold")
+            client.zrem(f"{backend.prefix}index", "angee:name:of-no-hold")
 
 
 QUERIES = [

@@ -319,9 +319,10 @@ def test_what_stands_beside_the_holds_was_edited(what: str, valkey: RespServer) 
             if what in ("index", "token"):
                 client.delete(f"{backend.prefix}{what}")
                 client.hset(f"{backend.prefix}{what}", "a", "b")
-                with pytest.raises(LockBackendError):
-                    lock("edited", backend="temporary").acquire()
-                assert client.get(f"{backend.prefix}hold:angee:name:edited") is None, "nothing was acquired"
+                if what == "token":
+                    with pytest.raises(LockBackendError):
+                        lock("edited", backend="temporary").acquire()
+                    assert client.get(f"{backend.prefix}hold:angee:name:edited") is None, "nothing was acquired"
                 everything("edited", "temporary")
                 client.delete(f"{backend.prefix}{what}")
             elif what == "index without holds":

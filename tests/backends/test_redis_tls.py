@@ -98,7 +98,7 @@ def test_a_waiter_is_woken_over_tls(tls, certificate):
             assert backend.release("angee:name:tls", owner, soon())
             thread.join(10)
             delays.append(times[0] - started)
-            eventually(lambda: backend.watcher._wire is None, what="the subscription of this wait is over")
+            eventually(lambda: backend.watcher._connection is None, what="the subscription of this wait is over")
         assert statistics.median(delays) < 0.5
 
 

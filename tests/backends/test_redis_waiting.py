@@ -95,7 +95,7 @@ class Waiters:
             thread.join(40)
             assert not thread.is_alive()
         assert not self.errors
-        eventually(lambda: backend.watcher._wire is None, what="the subscription of these waits is over")
+        eventually(lambda: backend.watcher._connection is None, what="the subscription of these waits is over")
 
 
 def test_200_waiting_threads_cost_a_handful_of_commands_per_release(backend, valkey):
@@ -297,7 +297,7 @@ def test_stop_watching_is_prompt_and_can_be_begun_again(backend, valkey):
         assert now() - started < LATE
         # A stop that came before the wait may be all that the wait sees: nobody is left in any case.
         backend.stop_watching()
-        assert backend.watcher._wire is None
+        assert backend.watcher._connection is None
     eventually(lambda: not subscribers(valkey))
 
 

@@ -79,6 +79,9 @@ def test_as_the_last_of_a_chain(canvas):
         result = chain(canvas.step("before"), canvas.duplicate())()
         assert canvas.is_duplicate(result)
         assert result.parent.state == "SUCCESS"
+        if canvas.fails:
+            expected = f"[{result.id}] raised expected: DuplicateTaskError("
+            eventually(lambda: expected in canvas.queue.log_of(canvas.name), what="one line in the worker's log")
     assert not canvas.ran()
 
 

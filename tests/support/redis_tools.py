@@ -14,7 +14,7 @@ from django.test.utils import override_settings
 from angee_jobs.locks import LockKey, lock_backends
 from angee_jobs.locks.backends.redis.backend import RedisLockBackend
 from angee_jobs.locks.clock import now
-from tests.support.servers import RespServer
+from tests.support.servers import RespServer, ValkeyServer
 
 DJANGO = "django.core.cache.backends.redis.RedisCache"
 DJANGO_REDIS = "django_redis.cache.RedisCache"
@@ -31,6 +31,28 @@ def new_name() -> str:
 
 def new_owner() -> str:
     return secrets.token_hex(16)
+
+
+def take(backend: RedisLockBackend, name: str, owner: str | None = None, ttl: float = 30.0) -> Any:
+    return backend.acquire(name, owner or new_owner(), ttl, '{"host": "h"}', soon())
+
+
+def works(backend: RedisLockBackend) -> bool:
+    name, owner = new_name(), new_owner()
+    return take(backend, name, owner) is not None and backend.release(name, owner, soon())
+
+
+def calls(server: RespServer, *commands: str) -> int:
+    """How often the server was asked to do these, by its own count; those of the tests' client do not run scripts."""
+    with server.connect() as client:
+        stats = client.info("commandstats")
+    return sum(stats.get(f"cmdstat_{command}", {"calls": 0})["calls"] for command in commands)
+
+
+@contextlib.contextmanager
+def running(directory: Any, **options: Any) -> Iterator[ValkeyServer]:
+    with ValkeyServer(directory, port=options.pop("port", 0), options=options) as server:
+        yield server
 
 
 def url(server: RespServer, query: str = "") -> str:

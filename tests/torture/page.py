@@ -26,11 +26,11 @@ FAULTS = {
     "force": "a hold is released by force",
     "reap": "expired holds are reaped",
     "terminate": "a session is ended by `pg_terminate_backend`, often that of a holder",
-    "silence": "the connections are cut on which waiters hear of releases",
+    "silence": "the connections are cut that tell waiters of releases",
     "disconnect": "a client is cut off by `CLIENT KILL`",
-    "disconnect all": "all clients are",
+    "disconnect all": "all clients are cut off",
     "pause": "the server is stopped (SIGSTOP) and continued",
-    "restart": "the server is restarted in order",
+    "restart": "the server is restarted properly",
     "crash": "the server is killed and started again",
     "no memory": "`maxmemory` is reached",
     "full": "the disk is full",
@@ -47,22 +47,21 @@ HEAD = """# Torture
 | --- |{dashes}
 """
 WHAT = """
-`tox -e torture` lets {workers} processes of each backend, some of which have two threads, fight for three keys with a
-ttl of two seconds, by `with` and `async with`, with and without waiting, while processes and servers are killed,
-stopped, cut off and deceived at random.
-Each process writes down when it enters and leaves a protected section, with which fencing token, and at each step
-whether it still believes in its lock, to a log outside of everything that is under fire. What is locked is also written
-to a database under `guard()`.
+`tox -e torture` starts {workers} processes for each backend, some of them with two threads. They compete for three
+keys with a ttl of two seconds, by `with` and `async with`, with and without waiting. Meanwhile processes and servers
+are killed, stopped, cut off and deceived at random. Each process writes a log, to a file that no fault can reach:
+when it enters and leaves a protected section, with which fencing token, and at each step whether it still believes
+that it has the lock. It also writes to a database under `guard()`.
 """
 CHECKER = """
-Then a checker, which shares no code with the package, reads the logs. A violation is: two who believe in their lock
-inside at once, unless a fault had ended one of the two holds and its holder was told in time; belief in a lease that is
-over; a loss that is told late, or by no signal; a release that says it freed a lock that was somebody else's by then; a
-fencing token that does not rise; a guarded write that goes backwards, or is gone; a hold that outlives its holder; a
-release that a waiter does not hear of; a request without an answer in time; a child that ends the hold of its parent; a
-process that does not end; anything left at a server. Backends with bugs planted in them (`tests/torture/planted.py`)
-show that it finds what it looks for: no check of the owner, renewal by upsert, no look at the number of rows, an
-ignored `false` of an unlock, the client's clock.
+Then a checker, which shares no code with the package, reads the logs. Each of these is a violation: two processes
+that both believe in their lock are inside at once, unless a fault had ended one of the holds and its holder was told
+in time; a process believes in a lease that is over; a loss is reported late, or not signalled; a release reports that
+it freed a lock that had another holder by then; a fencing token does not rise; a guarded write goes backwards, or is
+gone; a hold outlives its holder; a waiter does not hear of a release; a request is not answered in time; a child ends
+the hold of its parent; a process does not end; anything is left at a server. To show that the checker finds what it
+looks for, backends with planted bugs run too (`tests/torture/planted.py`): they do not check the owner, renew by an
+upsert, do not look at the number of rows, ignore the `false` of an unlock, or use the client's clock.
 """
 
 
@@ -97,11 +96,11 @@ def page(seconds: float, workers: int, results: dict[str, Result], not_injected:
 
 
 NOTES = """
-A clock that jumps is that of two workers of each backend at once. Valkey writes each change to its append-only file
-before it answers: without that, a crash forgets locks, as [the page on Redis](howto/redis.md) says. Machines do not
-crash here, so neither server waits for its disk. An overlap is two sections in which both holders believed in their
-lock at once, after a fault had ended the older hold. What the run found while it was written has tests of its own in
-`tests/backends/test_found_by_torture.py`.
+When a clock jumps, it is the clock of two workers of each backend at once. Valkey writes each change to its
+append-only file before it answers: without that, a crash forgets locks, as [the page on Redis](howto/redis.md) says.
+No machine crashes in this run, so neither server waits for its disk. An overlap is two sections at once in which both
+holders believed in their lock, after a fault had ended the older hold. What the run found while it was being written
+has tests of its own in `tests/backends/test_found_by_torture.py`.
 """
 
 

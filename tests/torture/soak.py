@@ -180,8 +180,9 @@ def page(minutes: float, every: float, pace: float, soak: Soak, share: float, gr
         f"<!-- written by: python -m tests.torture.soak --minutes {minutes:g} --pace {pace:g} --record -->",
         "",
         *paragraph(
-            f"{minutes:g} minutes of steady mixed load on every backend at once, {PROCESSES} processes each (one for "
-            f"the local backend): does anything grow? All processes together used {100 * share:.0f} % of one core. "
+            f"Does anything grow? For {minutes:g} minutes, {PROCESSES} processes of each backend (one of the local "
+            f"backend) did everything that a lock can do, steadily and all backends at once. All processes together "
+            f"used {100 * share:.0f} % of one core. "
             f"Requests that a backend did not answer in time: {soak.unanswered}."
         ),
         "",
@@ -194,8 +195,9 @@ def page(minutes: float, every: float, pace: float, soak: Soak, share: float, gr
     lines += [
         "",
         *paragraph(
-            f"Medians of the samples, one each {every:g} seconds, after the first {100 * WARM_UP:.0f} % of the time, "
-            "which are warm-up. Figures of a backend are the sums over its processes."
+            f"A sample was taken every {every:g} seconds. The table shows medians, without the first "
+            f"{100 * WARM_UP:.0f} % of the time, which are warm-up. The figures of a backend are sums over its "
+            "processes."
         ),
         "",
         "| where | what | first half | second half |",

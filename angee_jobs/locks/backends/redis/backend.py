@@ -1,29 +1,31 @@
 """Leases on a Redis or Valkey server that the project has as a cache.
 
-Every verb is one script of ``lua/``, which runs at the server in one piece. What is stored, below one prefix:
+Every operation is one script of ``lua/``, which runs at the server in one piece. What is stored, below one prefix:
 
 * ``hold:<name>``: one hold, a string; its form is explained in ``lua/acquire.lua``
-* ``index``: a sorted set, the names of the holds by the time of their end, so that nobody has to search the server
+* ``index``: a sorted set, the names of the holds by the time of their end, so that a list need not search the server
 * ``token``: the last fencing token that was given out, one for all locks
-* ``gone:<digest of an owner>``: for a minute, that an owner has released what it may never have had, because its
-  request to acquire was not answered; see ``lua/release.lua``
+* ``gone:<digest of an owner>``: a tombstone, for a minute. It refuses a late acquire by an owner that gave up, or
+  whose hold has ended; see ``lua/release.lua``
 
 The server knows the digest of an owner id only: to read it there, or in a slow log, is not enough to release a hold.
 """
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import dataclasses
 import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ... import clock
+from ... import clock, process
 from ...errors import LockBackendError
 from ...types import Seconds, lease_seconds
 from ..base import VERB_SECONDS, BaseLockBackend, Extension, Grant, Record, owner_digest
 from .cache import CacheAlias
-from .connection import Connections, Script
+from .connection import Script
+from .pool import Connections
 from .watcher import Watcher
 
 if TYPE_CHECKING:
@@ -38,9 +40,13 @@ UNANSWERED_MOST = 10_000
 PAGE = 500
 #: How many holds a scan looks at in one request, which takes the server a few milliseconds.
 SCAN = 1000
-#: Should nobody reap: once in so many releases, what crashed holders left behind so many seconds ago is removed.
+#: For projects without a reaper: each so many releases remove what crashed holders left so many seconds ago.
 LEFTOVER_SECONDS = 24 * 3600.0
 TIDY_EVERY = 1000
+#: How long that may keep a release from returning.
+TIDY_SECONDS = 0.5
+#: No number of a script has more digits.
+_DIGITS = 20
 
 _ACQUIRE = Script("acquire")
 _EXTEND = Script("extend")
@@ -66,6 +72,22 @@ def _micros(seconds: float) -> bytes:
     return b"%d" % int(seconds * 1e6)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Keys:
+    """What the server's keys begin with, or are."""
+
+    prefix: str
+    hold: bytes
+    index: bytes
+    token: bytes
+    gone: bytes
+    channel: bytes
+
+    @classmethod
+    def below(cls, prefix: str) -> _Keys:
+        return cls(prefix, *(f"{prefix}{each}".encode() for each in ("hold:", "index", "token", "gone:", "free:")))
+
+
 class RedisLockBackend(BaseLockBackend):
     """Leases on the server of ``cache``, an alias of ``CACHES``; ``ttl`` is the length of a lease in seconds.
 
@@ -87,39 +109,30 @@ class RedisLockBackend(BaseLockBackend):
         self.ttl = lease_seconds(ttl)
         self.cache = CacheAlias(cache)
         self.connections = Connections(self.cache)
+        self.watcher = Watcher(self.connections, self.cache.prefix)
+        self._known_keys: _Keys | None = None
         self._until_tidy = TIDY_EVERY
         #: The owners whose request to acquire has not been answered, or not at the first time: it may still come.
         self._unanswered: dict[str, None] = {}
 
-    @functools.cached_property
+    @property
     def prefix(self) -> str:
-        return self.cache.prefix()
+        return self._keys().prefix
 
-    @functools.cached_property
-    def _hold(self) -> bytes:
-        return f"{self.prefix}hold:".encode()
+    def _keys(self) -> _Keys:
+        """Made once. In a test run the prefix is looked at each time, since the test database is made at some time."""
+        keys = self._known_keys
+        if keys is None or process.in_test_run():
+            prefix = self.cache.prefix()
+            if keys is None or keys.prefix != prefix:
+                keys = self._known_keys = _Keys.below(prefix)
+        return keys
 
-    @functools.cached_property
-    def _index(self) -> bytes:
-        return f"{self.prefix}index".encode()
-
-    @functools.cached_property
-    def _token(self) -> bytes:
-        return f"{self.prefix}token".encode()
-
-    @functools.cached_property
-    def _gone(self) -> bytes:
-        return f"{self.prefix}gone:".encode()
-
-    @functools.cached_property
-    def watcher(self) -> Watcher:
-        return Watcher(self.connections, f"{self.prefix}free:")
-
-    # The verbs.
+    # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        digest, lock = _digest(owner), name.encode()
-        keys = (self._hold + lock, self._index, self._token, self._gone + digest)
+        digest, lock, at = _digest(owner), name.encode(), self._keys()
+        keys = (at.hold + lock, at.index, at.token, at.gone + digest)
         args = (lock, digest, _micros(ttl), holder.encode())
         self._note_unanswered(owner)
         try:
@@ -128,22 +141,28 @@ class RedisLockBackend(BaseLockBackend):
             if not error.uncertain:
                 self._unanswered.pop(owner, None)
             raise
+        if repeated and reply == 0:
+            # The first request may still lie in something between us and the server, and would be granted once the
+            # lock is free: to an owner that does not exist any more, and for a whole ttl.
+            self.release(name, owner, deadline)
+            return None
         if not repeated:
             self._unanswered.pop(owner, None)
         return None if reply == 0 else self._grant(reply)
 
     def _note_unanswered(self, owner: str) -> None:
         self._unanswered[owner] = None
-        if len(self._unanswered) > UNANSWERED_MOST:  # somebody acquires by hand, and never releases
+        if len(self._unanswered) > UNANSWERED_MOST:  # of a caller that never releases
             self._unanswered.pop(next(iter(list(self._unanswered))), None)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
         if not extensions:
             return []
-        keys, args = [self._index], []
+        at = self._keys()
+        keys, args = [at.index], []
         for each in extensions:
             lock = each.name.encode()
-            keys.append(self._hold + lock)
+            keys.append(at.hold + lock)
             args += [lock, _digest(each.owner), _micros(each.ttl)]
         reply, _ = self.connections.run(_EXTEND, keys, args, deadline)
         if not isinstance(reply, bytes) or len(reply) != len(extensions) or reply.strip(b"01"):
@@ -151,10 +170,10 @@ class RedisLockBackend(BaseLockBackend):
         return [each.owner for each, extended in zip(extensions, reply, strict=True) if extended == ord("1")]
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
-        digest, lock = _digest(owner), name.encode()
-        keys = (self._hold + lock, self._index, self._gone + digest)
+        digest, lock, at = _digest(owner), name.encode(), self._keys()
+        keys = (at.hold + lock, at.index, at.gone + digest)
         gone_ms = GONE_MS if owner in self._unanswered else b"0"
-        args = (lock, digest, self.watcher.channel(name), gone_ms)
+        args = (lock, digest, at.channel + lock, gone_ms)
         reply, repeated = self.connections.run(_RELEASE, keys, args, deadline)
         self._unanswered.pop(owner, None)
         if reply == 0 and repeated:
@@ -164,23 +183,22 @@ class RedisLockBackend(BaseLockBackend):
                 name=name,
                 uncertain=True,
             )
+        released = self._number(reply) == 1
         self._until_tidy -= 1
         if self._until_tidy <= 0:
             self._until_tidy = TIDY_EVERY
-            try:
-                self.reap(LEFTOVER_SECONDS, TIDY_EVERY, deadline)
-            except LockBackendError:
-                pass  # no reason for a release to fail
-        return self._number(reply) == 1
+            with contextlib.suppress(Exception):  # the release is done, and does not fail any more
+                self.reap(LEFTOVER_SECONDS, TIDY_EVERY, min(deadline, clock.now() + TIDY_SECONDS))
+        return released
 
-    def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        lock = name.encode()
-        args = (lock, _digest(owner), _digest(heir), _micros(ttl), holder.encode())
-        reply, _ = self.connections.run(_ADOPT, (self._hold + lock, self._index), args, deadline)
+    def adopt(self, name: str, owner: str, new_owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        lock, at = name.encode(), self._keys()
+        args = (lock, _digest(owner), _digest(new_owner), _micros(ttl), holder.encode())
+        reply, _ = self.connections.run(_ADOPT, (at.hold + lock, at.index), args, deadline)
         return None if reply == 0 else self._grant(reply)
 
     def inspect(self, name: str, deadline: float) -> Record | None:
-        reply, _ = self.connections.run(_INSPECT, (self._hold + name.encode(),), (), deadline)
+        reply, _ = self.connections.run(_INSPECT, (self._keys().hold + name.encode(),), (), deadline)
         return self._record_of(name, reply)
 
     def list_held(self, deadline: float) -> Iterator[Record]:
@@ -205,24 +223,24 @@ class RedisLockBackend(BaseLockBackend):
     def _scan(
         self, deadline: float, *, holders: bool
     ) -> Iterator[tuple[int, Sequence[str], Sequence[str], Sequence[str]]]:
-        """The time, and of many holds the names, the heads, and the holders if they are wanted.
+        """Read holds in parts: the time, names, heads, and the holders if they are wanted.
 
-        In the order of their ends, where those that have ended need not be passed. Whatever happens meanwhile moves a
-        hold further on, never back, so that none is left out. Each part begins with the end of the last one, since many
-        may end at once.
+        In the order of their ends, so that those that have ended need not be passed. A hold only ever moves further on
+        meanwhile, so none is left out. Each part begins with the end of the last one, since many may end at once.
         """
+        at = self._keys()
         seen: set[str] = set()
         what = b"holder" if holders else b""
         since, most = b"", SCAN
         while True:
-            args = (since, b"%d" % most, self._hold, what)
-            reply, _ = self.connections.run(_SCAN_HELD, (self._index,), args, deadline)
+            args = (since, b"%d" % most, at.hold, what)
+            reply, _ = self.connections.run(_SCAN_HELD, (at.index,), args, deadline)
             if not isinstance(reply, list) or len(reply) != 4 or not all(isinstance(part, bytes) for part in reply[2:]):
                 raise self._odd(reply)
             now, looked_at = self._time(reply[0]), self._number(reply[1])
             flat, step = self._texts(reply[3]), 3 if holders else 2
             names, heads = flat[::step], flat[1::step]
-            if len(flat) % step or not all(len(head) == _HEAD and head.isdigit() for head in heads):
+            if len(flat) % step or not all(len(head) == _HEAD and head.isascii() and head.isdigit() for head in heads):
                 raise self._odd(reply)
             texts = flat[2::step] if holders else [""] * len(names)
             fresh = [at for at, name in enumerate(names) if name not in seen]
@@ -237,15 +255,15 @@ class RedisLockBackend(BaseLockBackend):
             deadline = max(deadline, clock.now() + VERB_SECONDS)
 
     def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
-        locks = [name.encode() for name in names]
-        reply, _ = self.connections.run(_INSPECT_MANY, [self._hold + lock for lock in locks], locks, deadline)
+        locks, hold = [name.encode() for name in names], self._keys().hold
+        reply, _ = self.connections.run(_INSPECT_MANY, [hold + lock for lock in locks], locks, deadline)
         return self._page(reply)[1]
 
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
-        skip = 0
+        skip, at = 0, self._keys()
         while True:
-            args = (_micros(grace), b"%d" % skip, b"%d" % PAGE, self._hold)
-            reply, _ = self.connections.run(_LIST_EXPIRED, (self._index,), args, deadline)
+            args = (_micros(grace), b"%d" % skip, b"%d" % PAGE, at.hold)
+            reply, _ = self.connections.run(_LIST_EXPIRED, (at.index,), args, deadline)
             looked_at, records = self._page(reply)
             yield from records
             if self._number(looked_at) < PAGE:
@@ -254,11 +272,11 @@ class RedisLockBackend(BaseLockBackend):
             deadline = max(deadline, clock.now() + VERB_SECONDS)
 
     def reap(self, grace: float, batch_size: int, deadline: float) -> int:
-        removed = 0
+        removed, at = 0, self._keys()
         while removed < batch_size:
             wanted = batch_size - removed
-            args = (_micros(grace), b"%d" % wanted, self._hold)
-            reply, _ = self.connections.run(_REAP, (self._index,), args, deadline, again=False)
+            args = (_micros(grace), b"%d" % wanted, at.hold)
+            reply, _ = self.connections.run(_REAP, (at.index,), args, deadline, again=False)
             if not isinstance(reply, list) or len(reply) != 2:
                 raise self._odd(reply)
             removed += self._number(reply[1])
@@ -267,15 +285,15 @@ class RedisLockBackend(BaseLockBackend):
         return removed
 
     def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
-        lock = name.encode()
+        lock, at = name.encode(), self._keys()
         token = b"" if fencing_token is None else b"%016d" % fencing_token
-        args = (lock, self.watcher.channel(name), token)
-        reply, _ = self.connections.run(_FORCE_RELEASE, (self._hold + lock, self._index), args, deadline, again=False)
+        args = (lock, at.channel + lock, token)
+        reply, _ = self.connections.run(_FORCE_RELEASE, (at.hold + lock, at.index), args, deadline, again=False)
         return self._record_of(name, reply)
 
     def remaining(self, name: str, deadline: float) -> float | None:
         self.watcher.want(name)
-        reply, _ = self.connections.run(_REMAINING, (self._hold + name.encode(),), (), deadline)
+        reply, _ = self.connections.run(_REMAINING, (self._keys().hold + name.encode(),), (), deadline)
         micros = self._number(reply)
         return micros / 1e6 if micros > 0 else None
 
@@ -283,8 +301,7 @@ class RedisLockBackend(BaseLockBackend):
         return self.watcher.wait(seconds)
 
     def stop_watching(self) -> None:
-        if "watcher" in self.__dict__:
-            self.watcher.stop()
+        self.watcher.stop()
 
     def close(self) -> None:
         self.connections.close()
@@ -343,7 +360,7 @@ class RedisLockBackend(BaseLockBackend):
         return texts
 
     def _time(self, reply: object) -> int:
-        if not isinstance(reply, bytes) or not reply.isdigit():
+        if not isinstance(reply, bytes) or not reply.isdigit() or len(reply) > _DIGITS:
             raise self._odd(reply)
         return int(reply)
 

@@ -1,9 +1,11 @@
-"""The entry of ``CACHES`` that a Redis backend uses: what is wrong with it, its prefix, and its pool."""
+"""The entry of ``CACHES`` that a Redis backend uses: what is wrong with it, the locks' prefix, and its pool."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
+import sys
 from typing import Any
 
 from django.core.exceptions import ImproperlyConfigured
@@ -24,6 +26,7 @@ class CacheAlias:
     def __init__(self, alias: str) -> None:
         self.alias: Any = alias  # whatever the setting says
         self._pool: Any = None
+        self._own_prefix: str | None = None
 
     def __str__(self) -> str:
         return f"The server of the cache {self.alias!r}"
@@ -51,13 +54,17 @@ class CacheAlias:
         """What the keys and channels of the cache's locks begin with.
 
         Its KEY_PREFIX and VERSION, so that two projects on one server stay apart; not its KEY_FUNCTION, which may
-        depend on the request or the tenant, while a lease is renewed by a thread that knows neither. The braces make
-        it a hash tag: all keys are in one slot.
+        depend on the request or the tenant, while a lease is renewed by a thread that knows neither. In a test run also
+        that run's name, which may change while tests are set up. The braces make it a hash tag: all keys are in one
+        slot.
         """
-        found: Any = self._entry()
-        entry: dict[str, Any] = found if isinstance(found, dict) else {}
-        own = f"{entry.get('KEY_PREFIX', '')}:{entry.get('VERSION', 1)}"
-        return "{" + own.replace("{", "%7B").replace("}", "%7D") + ":angee-locks}:"
+        if self._own_prefix is None:
+            found: Any = self._entry()
+            entry: dict[str, Any] = found if isinstance(found, dict) else {}
+            self._own_prefix = f"{entry.get('KEY_PREFIX', '')}:{entry.get('VERSION', 1)}"
+        run = name_of_test_run()
+        tag = f"{self._own_prefix}:{run}" if run else self._own_prefix
+        return "{" + tag.replace("{", "%7B").replace("}", "%7D") + ":angee-locks}:"
 
     def problem(self) -> Problem | None:
         """What is wrong with the configuration, as far as that can be told without a connection."""
@@ -131,3 +138,35 @@ class CacheAlias:
             f"The cache {self.alias!r} is spread over several servers by {wrong}, and a lock must be on one.",
             "Add an alias to CACHES that names one server, with the default CLIENT_CLASS, and use it for locks.",
         )
+
+
+def name_of_test_run() -> str:
+    """What tells this test run, or this worker of it, from others on one server; empty outside of tests.
+
+    The worker of pytest-xdist, whose environment the processes have that its tests start; else the test database. Many
+    workers of ``manage.py test --parallel`` have one database in memory, of that name, so their number goes with it.
+    """
+    name = os.environ.get("PYTEST_XDIST_WORKER", "")
+    if name:
+        name = f"{name}-{os.environ.get('PYTEST_XDIST_TESTRUNUID', '')[:8]}"
+    else:
+        name = _test_database()
+    worker = getattr(sys.modules.get("django.test.runner"), "_worker_id", 0)
+    return f"{name}-{worker}" if worker else name
+
+
+def _test_database() -> str:
+    """The name of the database that Django's test runner has put into the settings, if it has."""
+    from django.conf import settings
+
+    databases: dict[str, Any] = settings.DATABASES
+    for alias in sorted(databases, key=lambda alias: (alias != "default", alias)):
+        entry = databases[alias]
+        name, wanted = str(entry.get("NAME") or ""), str((entry.get("TEST") or {}).get("NAME") or "")
+        if (
+            os.path.basename(name).startswith("test_")
+            or name.startswith("file:memorydb_")
+            or (wanted and name.startswith(os.path.splitext(wanted)[0]))
+        ):
+            return name
+    return ""

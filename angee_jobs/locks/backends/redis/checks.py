@@ -9,14 +9,45 @@ from django.core.checks import CheckMessage, Error, Warning
 
 from ... import clock
 from ...errors import LockBackendError
-from .connection import ErrorReply, pack
+from .connection import ErrorReply, Garbled, pack
+from .pool import refusal_of
 
 if TYPE_CHECKING:
     from .backend import RedisLockBackend
 
 #: How long the server may take for all questions, in seconds.
-PATIENCE = 5.0
+TIMEOUT = 5.0
 _PROBE = "angee:check:probe"
+_RIGHTS = (
+    "Locks need EVAL, EVALSHA and the commands of their scripts. With an ACL, give the user "
+    "+@scripting +@string +@sortedset +del +exists +time and its keys; the documentation has the line."
+)
+_LOGIN = (
+    "The server answered, and let nobody in: look at the user and the password in LOCATION. A user with an "
+    "ACL needs +auth +hello +client|setinfo, and +select where the URL names a database."
+)
+#: What to do about an error reply, by its first word, where that is not about the user's rights.
+_REMEDIES = {
+    "MOVED": "The server is a node of a Redis Cluster, which moves keys between its nodes, and a lock must stay on "
+    "one. Give locks a cache of their own on a server outside of the cluster.",
+    "CLUSTERDOWN": "The server is a node of a Redis Cluster that is not whole, and a lock must stay on one server. "
+    "Give locks a cache of their own on a server outside of the cluster.",
+    "READONLY": "The server is a replica, and locks are written on the primary: name that one in LOCATION, first if "
+    "there are several, or let Sentinels name it (django-redis' SentinelConnectionFactory).",
+    "MASTERDOWN": "The server is a replica that has lost its primary: name the primary in LOCATION.",
+    "OOM": "The server's memory is full, so that no lock can be taken, while locks that are held are still renewed "
+    "and released. Raise its maxmemory, remove what fills it, or give locks a server of their own.",
+    "MISCONF": "The server cannot save its data, and accepts no writes until it can: its log says why (often a full "
+    "disk or a directory that it may not write). If it has nothing but locks: stop-writes-on-bgsave-error no.",
+    "NOREPLICAS": "The server accepts writes only with enough replicas (min-replicas-to-write): bring them back, or "
+    "lower that number.",
+    "LOADING": "The server has just started and is reading its data: run the check again soon.",
+    "BUSY": "A script of another client has kept the server busy for seconds: SCRIPT KILL ends it.",
+    "NOAUTH": _LOGIN,
+    "WRONGPASS": _LOGIN,
+    "WRONGTYPE": "Something else has written to the keys of the locks: delete what has the prefix that the message "
+    "names, or give the cache of the locks a KEY_PREFIX of its own.",
+}
 
 
 def check_configuration(backend: RedisLockBackend) -> list[CheckMessage]:
@@ -29,48 +60,47 @@ def check_configuration(backend: RedisLockBackend) -> list[CheckMessage]:
 def check_server(backend: RedisLockBackend) -> list[CheckMessage]:
     if backend.cache.problem() is not None:
         return []  # told by check()
-    deadline = clock.now() + PATIENCE
+    deadline = clock.now() + TIMEOUT
     where = f"The lock backend {backend.alias!r}"
     try:
         return [*_check_scripts(backend, where, deadline), *_check_rest(backend, where, deadline)]
     except LockBackendError as error:
         hint = "Run the check where the server can be reached; nothing is known about it now."
-        if _refused(error):
-            hint = (
-                "The server answered, and let nobody in: look at the user and the password in LOCATION. A user with an "
-                "ACL needs +auth +hello +client|setinfo, and +select where the URL names a database."
-            )
+        if "max number of clients" in str(error):
+            hint = "The server has as many clients as its maxclients allows: raise that, or close some of them."
+        elif refusal_of(error.__cause__):
+            hint = _remedy(error, _LOGIN)
         return [Warning(f"{where}: {error}", hint=hint, id="angee_jobs.W022")]
 
 
-def _refused(error: LockBackendError) -> bool:
-    """Whether the driver met an answer that says no, instead of silence."""
-    from redis.exceptions import AuthenticationError, ResponseError
-
-    return isinstance(error.__cause__, AuthenticationError | ResponseError)
+def _remedy(error: LockBackendError, otherwise: str) -> str:
+    """What to do about the error reply that is its cause."""
+    return _REMEDIES.get(str(error.__cause__).partition(" ")[0], otherwise)
 
 
 def _check_scripts(backend: RedisLockBackend, where: str, deadline: float) -> list[CheckMessage]:
-    """Take a lock, and give it up."""
+    """Take a lock, look whether it is listed, and release it."""
     owner = secrets.token_hex(16)
     name = f"{_PROBE}:{owner[:8]}"
+    listed: object = None
     try:
         try:
-            backend.acquire(name, owner, 1.0, "", deadline)
+            if backend.acquire(name, owner, 1.0, "", deadline) is not None:
+                index = f"{backend.prefix}index".encode()
+                listed, _ = backend.connections.ask(pack(b"ZREM", index, name.encode()), deadline)
         finally:
             backend.release(name, owner, deadline)
     except LockBackendError as error:
-        if _refused(error):
-            return [
-                Error(
-                    f"{where}: {error}",
-                    hint="Locks need EVAL, EVALSHA and the commands of their scripts. With an ACL, give the user "
-                    "+@scripting +@string +@sortedset +del +exists +time and its keys; the documentation has the line.",
-                    id="angee_jobs.E023",
-                )
-            ]
+        if isinstance(error.__cause__, Exception) and refusal_of(error.__cause__):
+            return [Error(f"{where}: {error}", hint=_remedy(error, _RIGHTS), id="angee_jobs.E023")]
         raise
-    return []
+    if listed == 1:
+        return []
+    hint = _REMEDIES["WRONGTYPE"] if isinstance(listed, ErrorReply) and listed.code == "WRONGTYPE" else _RIGHTS
+    message = f"{where}: locks can be taken, but cannot be listed or reaped by {backend.prefix}index"
+    return [
+        Error(f"{message}: {listed}" if isinstance(listed, ErrorReply) else message, hint=hint, id="angee_jobs.E023")
+    ]
 
 
 def _check_rest(backend: RedisLockBackend, where: str, deadline: float) -> list[CheckMessage]:
@@ -113,12 +143,12 @@ def _eviction_policy(backend: RedisLockBackend, deadline: float) -> str:
 def _refuses_channels(backend: RedisLockBackend, deadline: float) -> bool:
     channel = backend.watcher.channel(_PROBE)
     replies: list[Any] = [backend.connections.ask(pack(b"PUBLISH", channel, b""), deadline)[0]]
-    wire = backend.connections.open(deadline)  # of its own: subscribed, it is of no other use
+    connection = backend.connections.open(deadline)  # of its own: subscribed, it is of no other use
     try:
-        wire.send(pack(b"SUBSCRIBE", channel), deadline)
-        replies.append(wire.read(deadline))
-    except OSError as error:
+        connection.send(pack(b"SUBSCRIBE", channel), deadline)
+        replies.append(connection.read(deadline))
+    except (OSError, Garbled) as error:
         raise LockBackendError(f"{backend.cache} gave no answer: {error}") from error
     finally:
-        wire.close()
+        connection.close()
     return any(isinstance(reply, ErrorReply) for reply in replies)

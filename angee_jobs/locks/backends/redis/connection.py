@@ -1,44 +1,27 @@
-"""Connections to the server of a cache alias, driven directly.
+"""One connection to the server of a cache alias, driven directly, and the server's protocol.
 
-A connection is made by the class and with the arguments that the cache's own pool has, so that URL, TLS, password,
-Unix socket and Sentinel are honoured. Once it is connected, requests and replies go over its socket without
-redis-py: that is where the time goes, and it is what allows a deadline for the whole of a request, and what makes
-serializers, ``decode_responses`` and the protocol's version irrelevant.
-
-They are the locks' own connections, not the pool's. So a lock never waits for the cache's traffic to end, and nothing
-that the project does to its pool (limits, ``disconnect()``, closing at a request's end) touches one.
-
-A connection is kept for the next request only when its last one was answered in full. Whatever else happened to it, be
-it an exception of a signal handler at any instruction, ends it: a pending reply would be taken for the next one's.
+The driver connects, with the class and the arguments that the cache's own pool has, so that URL, TLS, password, Unix
+socket and Sentinel are honoured. Once it is connected, requests and replies go over its socket without redis-py: that
+is where the time goes, and it is what allows a deadline for the whole of a request, and what makes serializers,
+``decode_responses`` and the protocol's version irrelevant.
 """
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import functools
 import hashlib
 import importlib.resources
-import queue
 import select
 import socket
 import ssl
 import struct
 import sys
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from django.core.exceptions import ImproperlyConfigured
-
 from ... import clock, process
-from ...errors import LockBackendError
-from .cache import CacheAlias
 
-#: An idle connection is closed after so many seconds.
-IDLE_SECONDS = 60.0
-#: Replies that begin so come from a server that is not, or no longer, the one to talk to. Nothing was carried out.
-_WRONG_SERVER = ("READONLY", "MASTERDOWN", "LOADING", "NOAUTH")
 _DEEPEST = 8
 #: How long a socket blocks, in seconds.
 SLICE_SECONDS = 0.05
@@ -47,6 +30,11 @@ _WOULD_BLOCK = (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError)
 
 class ErrorReply(Exception):
     """The server's answer is an error: it has refused the request."""
+
+    @property
+    def code(self) -> str:
+        """Its first word, which says what kind of error it is."""
+        return str(self).partition(" ")[0]
 
 
 class Garbled(Exception):
@@ -76,14 +64,14 @@ class Script:
         return b"*%d\r\n%b%b" % (2 + len(words), self._by_body if by_body else self._by_digest, b"".join(words))
 
 
-class Wire:
+class Connection:
     """One connection. Used by one thread at a time.
 
     A read on the socket itself blocks for a slice of the wait at most, which saves asking ``poll`` first; what TLS
     has read is not the socket's to tell, so there it never blocks.
     """
 
-    __slots__ = ("_blocks", "_buffer", "_driver", "_poll", "_position", "generation", "sock", "used_at")
+    __slots__ = ("__weakref__", "_blocks", "_buffer", "_driver", "_generation", "_poll", "_position", "sock", "used_at")
 
     def __init__(self, driver: Any) -> None:
         sock = driver._sock
@@ -95,12 +83,17 @@ class Wire:
         self._buffer = b""
         self._position = 0
         self._poll = _poll(sock)
-        self.generation = process.generation
+        self._generation = process.generation
+        #: When its last answer arrived in full, on the local clock; 0: it is new.
         self.used_at = 0.0
 
     def usable(self) -> bool:
-        """Whether another request may be sent. What can be read now is the server's end, or nothing that was asked."""
-        return not self._poll(0) and self.generation == process.generation
+        """Whether another request may be sent. What can be read now is the server's end, or an answer to nothing."""
+        return not self._poll(0) and self._generation == process.generation
+
+    @property
+    def closed(self) -> bool:
+        return self.sock.fileno() < 0
 
     def ask(self, request: bytes, deadline: float) -> Any:
         """The reply to a request. TimeoutError, another OSError, or Garbled: the connection is of no use any more."""
@@ -189,6 +182,37 @@ class Wire:
             self._driver.disconnect()
 
 
+def connect(pool: Any, deadline: float) -> Connection:
+    """A connection such as ``pool`` makes, but with a limit, without retries, and in the protocol that we speak."""
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    left = max(0.001, deadline - clock.now())
+    options = dict(pool.connection_kwargs)
+    options["socket_timeout"] = left
+    options["socket_connect_timeout"] = min(left, options.get("socket_connect_timeout") or left)
+    options["retry"] = Retry(NoBackoff(), 0)
+    if int(redis.__version__.partition(".")[0]) >= 5:
+        options["protocol"] = 2
+    options["decode_responses"] = False
+    options["health_check_interval"] = 0
+    for name in list(options):
+        # Notices of maintenance need another version of the protocol, and a pool that listens to them.
+        if name.startswith("retry_on_") or "maint_notifications" in name:
+            del options[name]
+    driver = pool.connection_class(**options)
+    driver.connect()
+    return Connection(driver)
+
+
+def driver_error(reply: ErrorReply) -> Exception:
+    """The driver's form of an error reply."""
+    from redis.exceptions import ResponseError
+
+    return ResponseError(str(reply))
+
+
 def _block_for_slices(sock: socket.socket) -> bool:
     """Whether the socket blocks from now on, for ``SLICE_SECONDS`` at most; else it does not at all."""
     if not isinstance(sock, ssl.SSLSocket) and sys.platform != "win32":
@@ -225,180 +249,3 @@ def _wait_to_write(sock: socket.socket, seconds: float) -> None:
 
 def _select(sock: socket.socket, milliseconds: float) -> object:
     return select.select([sock], [], [], milliseconds / 1000)[0]
-
-
-class Connections:
-    """The connections of one backend: as many as there are requests at the same time."""
-
-    def __init__(self, cache: CacheAlias) -> None:
-        self._cache = cache
-        self._forget()
-        _instances.add(self)
-
-    def _forget(self) -> None:
-        """After a fork: the parent's are only dropped. Their descriptors get closed, which does nothing to a parent."""
-        self._idle: list[Wire] = []
-
-    def close(self) -> None:
-        """Close what is idle now."""
-        idle, self._idle = self._idle, []
-        for wire in idle:
-            wire.close()
-
-    def run(
-        self, script: Script, keys: Sequence[bytes], args: Sequence[bytes], deadline: float, *, again: bool = True
-    ) -> tuple[Any, bool]:
-        """The script's answer, and whether it may have been run before, on a connection that broke.
-
-        ``again`` allows that. LockBackendError if there is no answer, or it is an error.
-        """
-        reply, repeated = self.ask(script.request(keys, args), deadline, again=again)
-        if type(reply) is ErrorReply and reply.args[0].startswith("NOSCRIPT"):
-            reply, repeated = self.ask(script.request(keys, args, by_body=True), deadline, again=again)
-        if type(reply) is ErrorReply:
-            raise LockBackendError(f"{self._cache} refused to {script.name}: {reply}") from driver_error(reply)
-        return reply, repeated
-
-    def ask(self, request: bytes, deadline: float, *, again: bool = True) -> tuple[Any, bool]:
-        """The same for any request. An error reply is returned."""
-        sent = False
-        wire = self._take()
-        while True:
-            is_new = wire is None
-            if wire is None:
-                wire = self.open(deadline, uncertain=sent)
-            repeated, sent = sent, True
-            try:
-                reply = wire.ask(request, deadline)
-            except TimeoutError as error:
-                wire.close(abort=True)
-                raise self._failed(f"gave no answer in time: {error}", uncertain=True) from error
-            except (OSError, Garbled) as error:
-                wire.close(abort=True)
-                if is_new or not again or isinstance(error, Garbled):
-                    raise self._failed(f"gave no answer: {error}", uncertain=True) from error
-                wire = None  # it may have been dead for long: one more try, on a new one
-                continue
-            except BaseException:
-                wire.close(abort=True)
-                raise
-            if type(reply) is ErrorReply and reply.args[0].startswith(_WRONG_SERVER):
-                wire.close()
-                self.close()
-                if not is_new:  # it was the right one when this connection was made
-                    wire, sent = None, repeated
-                    continue
-            else:
-                self._give_back(wire)
-            return reply, repeated
-
-    def _take(self) -> Wire | None:
-        while True:
-            try:
-                wire = self._idle.pop()
-            except IndexError:
-                return None
-            if wire.usable():
-                return wire
-            wire.close()
-
-    def _give_back(self, wire: Wire) -> None:
-        idle = self._idle
-        idle.append(wire)
-        if idle[0].used_at < wire.used_at - IDLE_SECONDS:
-            try:
-                oldest = idle.pop(0)
-            except IndexError:
-                return
-            if oldest.used_at < wire.used_at - IDLE_SECONDS:
-                oldest.close()
-            else:  # another thread was faster
-                idle.append(oldest)
-
-    def open(self, deadline: float, *, uncertain: bool = False) -> Wire:
-        """A new connection.
-
-        Connecting is many steps (the look-up of the host, Sentinels, TLS, the password), and not all of them know a
-        deadline. So a thread does it, and whoever has no time left leaves it alone. The first one also imports the
-        driver there, where no signal handler's exception can leave a module half-imported.
-        """
-        answers: queue.SimpleQueue[Wire | Exception] = queue.SimpleQueue()
-        left_alone = False
-
-        def connect() -> None:
-            try:
-                with process.importing:
-                    pool = self._cache.pool()
-                wire = Wire(_connected(pool, deadline))
-            except Exception as error:
-                answers.put(error)
-                return
-            if left_alone:
-                wire.close()
-            else:
-                answers.put(wire)
-
-        try:
-            try:
-                # One call in C. Thread.start() is many in Python, which a signal handler's exception leaves half-way.
-                _thread.start_new_thread(connect, ())
-            except RuntimeError:  # at the interpreter's exit, or the system's limit
-                connect()
-            answer = answers.get(timeout=max(0.001, deadline - clock.now()))
-        except queue.Empty:
-            left_alone = True
-            error = TimeoutError("not connected in time")
-            raise self._failed("cannot be reached in time", uncertain=uncertain) from error
-        except BaseException:
-            left_alone = True
-            raise
-        if isinstance(answer, ImproperlyConfigured):
-            raise answer
-        if isinstance(answer, Exception):
-            raise self._failed(f"cannot be reached: {answer}", uncertain=uncertain) from answer
-        return answer
-
-    def _failed(self, what: str, *, uncertain: bool) -> LockBackendError:
-        return LockBackendError(f"{self._cache} {what}", uncertain=uncertain)
-
-
-def _connected(pool: Any, deadline: float) -> Any:
-    """A connection such as ``pool`` makes, but with a limit, without retries, and in the protocol that we speak."""
-    import redis
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-
-    left = max(0.001, deadline - clock.now())
-    options = dict(pool.connection_kwargs)
-    options["socket_timeout"] = left
-    options["socket_connect_timeout"] = min(left, options.get("socket_connect_timeout") or left)
-    options["retry"] = Retry(NoBackoff(), 0)
-    if int(redis.__version__.partition(".")[0]) >= 5:
-        options["protocol"] = 2
-    options["decode_responses"] = False
-    options["health_check_interval"] = 0
-    for name in list(options):
-        # Notices of maintenance need another version of the protocol, and a pool that listens to them.
-        if name.startswith("retry_on_") or "maint_notifications" in name:
-            del options[name]
-    driver = pool.connection_class(**options)
-    driver.connect()
-    return driver
-
-
-def driver_error(reply: ErrorReply) -> Exception:
-    """The driver's form of an error reply."""
-    from redis.exceptions import ResponseError
-
-    return ResponseError(str(reply))
-
-
-_instances: weakref.WeakSet[Connections] = weakref.WeakSet()
-
-
-def _after_fork() -> None:
-    for connections in list(_instances):
-        connections._forget()
-
-
-process.on_fork(in_child=_after_fork)

@@ -1,10 +1,10 @@
 """How a waiter hears of releases in other processes: one connection per process that subscribes to what is waited for.
 
-Each lock has a channel of its own, so that a process hears of nothing that it does not wait for, and a release that
-nobody waits for costs the server a look into an empty table.
+Each lock has a channel of its own, so that a process hears only of locks that it waits for, and a release that nobody
+waits for costs the server a look into an empty table.
 
-All of the connection's traffic is on the thread that waits, of which there is one: TLS sockets are not made for two.
-Others note what they want, and ring.
+Only the thread that calls wait() uses the connection, since a TLS socket serves one thread at a time. Others note what
+they want and wake it.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from __future__ import annotations
 import select
 import socket
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from ... import clock, process
 from ...errors import LockBackendError
-from .connection import Connections, ErrorReply, Garbled, Wire, pack
+from .connection import Connection, ErrorReply, Garbled, pack
+from .pool import Connections
 
 #: A channel is given up when nobody has asked about its lock for so many seconds. Waiters ask every second.
 FORGET_SECONDS = 10.0
@@ -31,17 +32,18 @@ SEND_SECONDS = 1.0
 class Watcher:
     """See the module."""
 
-    def __init__(self, connections: Connections, prefix: str) -> None:
+    def __init__(self, connections: Connections, prefix: Callable[[], str]) -> None:
         self._connections = connections
-        self._prefix = prefix.encode()
-        self._forget()
+        self._prefix = prefix
+        self._reset()
         _instances.add(self)
 
-    def _forget(self) -> None:
+    def _reset(self) -> None:
+        """After a fork: drop what the parent watched, and its connection."""
         self._wanted: dict[str, float] = {}
         self._subscribed: dict[str, bool] = {}  # whether it is confirmed
-        self._wire: Wire | None = None
-        self._bell: tuple[socket.socket, socket.socket] | None = None
+        self._connection: Connection | None = None
+        self._waker: tuple[socket.socket, socket.socket] | None = None
         self._inside = False
         self._stopping = False
         self._refused_until = 0.0
@@ -49,24 +51,26 @@ class Watcher:
         self._asked_for_life = False
 
     def channel(self, name: str) -> bytes:
-        return self._prefix + name.encode()
+        return f"{self._prefix()}free:{name}".encode()
 
     # Called from any thread.
 
     def want(self, name: str) -> None:
-        """Somebody waits for ``name``, and is about to look at it.
+        """Subscribe to ``name``, for a waiter that looks at it next.
 
-        The subscription may come later than that look. Then ``name`` counts as changed, so that they look again.
+        The subscription may come later than that look. Then ``name`` counts as changed, so that the waiter looks again.
         """
+        process.check()
         now = self._wanted[name] = clock.now()
         if name not in self._subscribed and now >= self._refused_until:
-            self._ring()
+            self._wake()
 
     def stop(self) -> None:
-        # Without a mutex, which a signal handler's exception might leave locked. Should a new wait begin just now and
-        # lose its connection to this, then it makes another one.
+        # Without a mutex, which a signal handler's exception might leave locked. A wait that begins just now may lose
+        # its connection to this, and makes another one.
+        process.check()
         self._stopping = True
-        self._ring()
+        self._wake()
         if not self._inside:
             self._end()
 
@@ -76,32 +80,33 @@ class Watcher:
         self._stopping = False
 
     def _hang_up(self) -> None:
-        wire, self._wire = self._wire, None
+        connection, self._connection = self._connection, None
         self._subscribed = {}
-        if wire is not None:
-            wire.close()
+        if connection is not None:
+            connection.close()
 
-    def _ring(self) -> None:
-        bell = self._bell
-        if bell is not None:
+    def _wake(self) -> None:
+        waker = self._waker
+        if waker is not None:
             try:
-                bell[1].send(b"!")
-            except OSError:  # full of rings
+                waker[1].send(b"!")
+            except OSError:  # full: it wakes anyway
                 pass
 
     # On the thread that waits.
 
     def wait(self, seconds: float) -> Collection[str] | None:
         """As ``wait_for_change`` of the backend."""
+        process.check()
         self._inside = True
         try:
             if self._stopping:
                 return ()
-            if self._bell is None:
-                bell = socket.socketpair()
-                for end in bell:
+            if self._waker is None:
+                waker = socket.socketpair()
+                for end in waker:
                     end.setblocking(False)
-                self._bell = bell
+                self._waker = waker
             return self._wait(clock.now() + seconds)
         except (OSError, ValueError, Garbled) as error:  # ValueError: closed by stop() just now
             self._hang_up()
@@ -116,26 +121,26 @@ class Watcher:
 
     def _wait(self, deadline: float) -> Collection[str] | None:
         is_new = False
-        if self._wire is None:
+        if self._connection is None:
             self._forget_old()
             if clock.now() < self._refused_until:
                 return self._sleep_deaf(deadline)
-            self._wire = self._connections.open(deadline)
+            self._connection = self._connections.open(deadline)
             self._heard_at, self._asked_for_life = clock.now(), False
             is_new = True
-        wire = self._wire
+        connection = self._connection
         heard: set[str] = set()
         while not self._stopping:
-            self._update(wire)
+            self._update(connection)
             if is_new and all(self._subscribed.values()):
-                return None  # whatever was released before, nobody heard of it
-            if heard and not wire.readable():
+                return None  # nobody heard of releases before this
+            if heard and not connection.readable():
                 return heard
             now = clock.now()
             if now >= deadline:
                 return None if is_new else heard
-            if wire.readable() or self._sleep(wire, deadline):
-                message = wire.read(now + SEND_SECONDS)
+            if connection.readable() or self._sleep(connection, deadline):
+                message = connection.read(now + SEND_SECONDS)
                 if isinstance(message, ErrorReply):
                     if not str(message).startswith(("NOPERM", "ERR unknown command")):
                         raise Garbled(str(message))
@@ -145,12 +150,12 @@ class Watcher:
                 self._note(message, heard)
         return ()
 
-    def _sleep(self, wire: Wire | None, deadline: float) -> bool:
-        """Sleep until something arrives (True), the bell rings, or the deadline."""
-        bell = self._bell
-        assert bell is not None
+    def _sleep(self, connection: Connection | None, deadline: float) -> bool:
+        """Sleep until something arrives (True), the waker is used, or the deadline."""
+        waker = self._waker
+        assert waker is not None
         left = max(0.0, deadline - clock.now())
-        sockets = [bell[0]] if wire is None else [bell[0], wire.sock]
+        sockets = [waker[0]] if connection is None else [waker[0], connection.sock]
         if hasattr(select, "poll"):
             poll = select.poll()
             for each in sockets:
@@ -158,35 +163,35 @@ class Watcher:
             ready = {fd for fd, _ in poll.poll(left * 1000 + 0.5)}
         else:
             ready = {each.fileno() for each in select.select(sockets, [], [], left)[0]}
-        if bell[0].fileno() in ready:
-            bell[0].recv(65536)
-        return wire is not None and wire.sock.fileno() in ready
+        if waker[0].fileno() in ready:
+            waker[0].recv(65536)
+        return connection is not None and connection.sock.fileno() in ready
 
     def _sleep_deaf(self, deadline: float) -> Collection[str]:
         while not self._stopping and clock.now() < deadline:
             self._sleep(None, deadline)
         return ()
 
-    def _update(self, wire: Wire) -> None:
+    def _update(self, connection: Connection) -> None:
         """Subscribe to what is wanted, and no longer to what is not."""
         now = clock.now()
         old = [name for name in self._forget_old() if self._subscribed.pop(name, None) is not None]
         if old:
-            wire.send(pack(b"UNSUBSCRIBE", *map(self.channel, old)), now + SEND_SECONDS)
+            connection.send(pack(b"UNSUBSCRIBE", *map(self.channel, old)), now + SEND_SECONDS)
         new = [name for name in list(self._wanted) if name not in self._subscribed]
         if new:
             for name in new:
                 self._subscribed[name] = False
-            wire.send(pack(b"SUBSCRIBE", *map(self.channel, new)), now + SEND_SECONDS)
+            connection.send(pack(b"SUBSCRIBE", *map(self.channel, new)), now + SEND_SECONDS)
         silence = now - self._heard_at
         if silence > 2 * SILENT_SECONDS and self._asked_for_life:
             raise TimeoutError("the server gives no sign of life")
         if silence > SILENT_SECONDS and not self._asked_for_life:
             self._asked_for_life = True
-            wire.send(pack(b"PING"), now + SEND_SECONDS)
+            connection.send(pack(b"PING"), now + SEND_SECONDS)
 
     def _forget_old(self) -> list[str]:
-        """Drop and return the names that nobody has asked about for a while."""
+        """Drop and return the names that no waiter has asked about for a while."""
         limit = clock.now() - FORGET_SECONDS
         old = [name for name, asked_at in list(self._wanted.items()) if asked_at < limit]
         for name in old:
@@ -195,14 +200,14 @@ class Watcher:
 
     def _note(self, message: object, heard: set[str]) -> None:
         self._heard_at, self._asked_for_life = clock.now(), False
-        if message == b"PONG":  # so the server says it where nothing is subscribed
+        if message == b"PONG":  # the server says so where nothing is subscribed
             return
         if not isinstance(message, list) or len(message) < 2 or not isinstance(message[0], bytes):
             raise Garbled(f"not a message: {message!r:.100}")
         kind, channel = message[0], message[1]
         if kind not in (b"message", b"subscribe") or not isinstance(channel, bytes):
             return
-        name = channel.removeprefix(self._prefix).decode(errors="replace")
+        name = channel.removeprefix(self.channel("")).decode(errors="replace")
         if kind == b"message":
             heard.add(name)
         elif self._subscribed.get(name) is False:
@@ -213,9 +218,9 @@ class Watcher:
 _instances: weakref.WeakSet[Watcher] = weakref.WeakSet()
 
 
-def _after_fork() -> None:
+def _reset_in_child() -> None:
     for watcher in list(_instances):
-        watcher._forget()
+        watcher._reset()
 
 
-process.on_fork(in_child=_after_fork)
+process.on_fork(in_child=_reset_in_child)

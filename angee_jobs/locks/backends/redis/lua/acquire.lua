@@ -1,11 +1,11 @@
--- Take a lock that nobody holds now.
+-- Take a lock that is free.
 --
 -- KEYS  the hold, the index, the token counter, the tombstone of this owner
 -- ARGV  name, owner, ttl in microseconds, holder
 -- Returns the head of the hold (expires, token, acquired: 16 digits each), or 0 if refused.
 --
 -- A hold is one string: that head, the owner in 64 characters, the holder. It has no TTL, so that no eviction
--- policy for keys with one can drop it; whether it has expired is decided here.
+-- policy for keys with one can drop it; this script decides whether it has expired.
 
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
@@ -34,6 +34,7 @@ if token >= 2 ^ 53 then
 end
 local expires = now + ARGV[3]
 local head = string.format('%016.0f%016.0f%016.0f', expires, token, now)
-redis.call('ZADD', KEYS[2], string.format('%.0f', expires), ARGV[1])
+-- With pcall: the index only makes lists fast. A renewal adds what is missing in it.
+redis.pcall('ZADD', KEYS[2], string.format('%.0f', expires), ARGV[1])
 redis.call('MSET', KEYS[3], string.format('%.0f', token), KEYS[1], head .. ARGV[2] .. ARGV[4])
 return head

@@ -1,7 +1,7 @@
 -- Make the live hold of one owner the hold of another.
 --
 -- KEYS  the hold, the index
--- ARGV  name, owner, heir, ttl in microseconds, holder
+-- ARGV  name, owner, new owner, ttl in microseconds, holder
 -- Returns the head of the hold, or 0 if it is gone.
 
 local time = redis.call('TIME')
@@ -22,6 +22,6 @@ end
 expires = now + ARGV[4]
 local head = string.format('%016.0f', expires) .. string.sub(hold, 17, 48)
 -- Never sooner in the index than it was, or a list that goes by it might miss the hold. To be tidied up later is no harm.
-redis.call('ZADD', KEYS[2], string.format('%.0f', math.max(expires, tonumber(string.sub(hold, 1, 16)))), ARGV[1])
+redis.pcall('ZADD', KEYS[2], string.format('%.0f', math.max(expires, tonumber(string.sub(hold, 1, 16)))), ARGV[1])
 redis.call('SET', KEYS[1], head .. ARGV[3] .. ARGV[5])
 return head

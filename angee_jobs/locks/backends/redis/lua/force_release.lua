@@ -1,4 +1,4 @@
--- End the live hold of a name whoever owns it, and wake who waits for it.
+-- End the live hold of a name, of any owner, and wake those who wait for it.
 --
 -- KEYS  the hold, the index
 -- ARGV  name, channel, the fencing token that it must have (16 digits; empty: any)
@@ -13,6 +13,6 @@ if not expires or expires <= now or (ARGV[3] ~= '' and string.sub(hold, 17, 32) 
     return 0
 end
 redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], ARGV[1])
+redis.pcall('ZREM', KEYS[2], ARGV[1])
 redis.pcall('PUBLISH', ARGV[2], '')
 return {string.format('%.0f', now), hold}

