@@ -25,6 +25,7 @@ from ..postgres.listener import Listener
 from ..postgres.parameters import require_psycopg
 from ..postgres.session import Session
 from ..postgres.statements import Row
+from ..postgres.waited import Waited
 from . import sql
 from .session import HoldSession
 from .sql import Entry, advisory_key
@@ -69,8 +70,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
     def _reset(self) -> None:
         self._session = HoldSession(self.db_alias)
         self._listener = Listener(self.db_alias, sql.CHANNEL, through_pooler=True)
-        #: The names that are waited for, by their keys as a notification has them.
-        self._waited: dict[str, str] = {}
+        self._waited = Waited()
 
     # The verbs.
 
@@ -197,17 +197,16 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         entry = self._session.entries.get(key)
         if entry is not None and entry.granted and entry.alive:
             return math.inf  # ours: its release rings in this process
-        self._waited[str(key)] = name
+        self._waited.add(str(key), name)
         self._session.mark(name, deadline)
         return None
 
     def wait_for_change(self, seconds: float) -> Collection[str] | None:
         heard = self._listener.wait(seconds)
-        return None if heard is None else [self._waited[key] for key in heard if key in self._waited]
+        return None if heard is None else self._waited.names(heard)
 
     def stop_watching(self) -> None:
         self._listener.stop()
-        self._waited.clear()
         self._session.unmark_all()
 
     def close(self) -> None:

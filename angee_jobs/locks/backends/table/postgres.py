@@ -13,10 +13,11 @@ from __future__ import annotations
 import contextlib
 import queue
 import secrets
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ... import clock
+from ... import clock, process
 from ...errors import LockBackendError
 from ...keys import name_digest
 from ..base import Extension, Grant, Record, finite, owner_digest
@@ -26,6 +27,7 @@ from ..postgres.listener import Listener
 from ..postgres.parameters import require_psycopg
 from ..postgres.pool import Pool
 from ..postgres.statements import Parameter, Row, Statement, milliseconds, number
+from ..postgres.waited import Waited
 from . import TableLockBackend
 from . import postgres_sql as sql
 
@@ -68,6 +70,10 @@ class PostgresTableLockBackend(TableLockBackend):
     def __init__(self, *, alias: str = "default", ttl: Any = 30) -> None:
         super().__init__(alias=alias, ttl=ttl)
         require_psycopg(alias)
+        self._reset()
+        _backends.add(self)
+
+    def _reset(self) -> None:
         self._pool = Pool(self.db_alias, SESSIONS, fallback_application_name="angee_jobs table")
         #: When the leases of this process end on its own clock, by the digests of their owners.
         self._leases: dict[str, float] = {}
@@ -76,8 +82,7 @@ class PostgresTableLockBackend(TableLockBackend):
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         self._until_tidy = TIDY_EVERY
         self._reaped_to, self._pass_began = "", 0.0
-        #: The keys that are waited for: the name of each digest, and when it was last asked for.
-        self._waited: dict[str, tuple[str, float]] = {}
+        self._waited = Waited()  # by digest
         self._poll_pause = POLL_FASTEST
 
     @property
@@ -240,7 +245,7 @@ class PostgresTableLockBackend(TableLockBackend):
 
     def remaining(self, name: str, deadline: float) -> float | None:
         digest = name_digest(name)
-        self._waited[digest] = (name, clock.now())
+        self._waited.add(digest, name)
         rows = self._rows(sql.LEFT, digest, deadline=deadline)
         if not rows:
             return None
@@ -258,14 +263,10 @@ class PostgresTableLockBackend(TableLockBackend):
     def wait_for_change(self, seconds: float) -> Collection[str] | None:
         if self.push:
             heard = self._listener.wait(seconds)
-            if heard is None:
-                return None
-            waited = self._waited
-            return [waited[digest][0] for digest in heard if digest in waited]
+            return None if heard is None else self._waited.names(heard)
         return self._poll(seconds)
 
     def stop_watching(self) -> None:
-        self._waited.clear()
         self._listener.stop()
         self._wake.put(None)
 
@@ -305,10 +306,7 @@ class PostgresTableLockBackend(TableLockBackend):
                 break  # nobody waits any more
             except queue.Empty:
                 pass
-            recent = clock.now() - sql.WAITED_SECONDS
-            names = {digest: name for digest, (name, asked) in list(self._waited.items()) if asked > recent}
-            for digest in self._waited.keys() - names.keys():
-                self._waited.pop(digest, None)
+            names = self._waited.recent()
             rows = self._rows(sql.STILL_HELD, _array(names), deadline=clock.now() + max(left, 1.0))
             held = {row[0].decode() for row in rows if row[0]}
             if free := [name for digest, name in names.items() if digest not in held]:
@@ -351,3 +349,15 @@ def _text(value: bytes | None) -> str:
 
 def _count(rows: list[Row]) -> int:
     return int(rows[0][0] or 0)
+
+
+_backends: weakref.WeakSet[PostgresTableLockBackend] = weakref.WeakSet()
+
+
+def _begin_child() -> None:
+    """The sessions and the waiters are the parent's; the child begins with none."""
+    for backend in list(_backends):
+        backend._reset()
+
+
+process.on_fork(in_child=_begin_child)
