@@ -14,6 +14,7 @@ from django.test.utils import override_settings
 from angee_jobs.locks import LockKey, lock_backends
 from angee_jobs.locks.backends.redis.backend import RedisLockBackend
 from angee_jobs.locks.clock import now
+from tests.support.middlebox import Middlebox
 from tests.support.servers import RespServer, ValkeyServer
 
 DJANGO = "django.core.cache.backends.redis.RedisCache"
@@ -130,3 +131,44 @@ class FakeServer:
                 if answer is None:
                     return
                 connection.sendall(answer)
+
+
+class Cutter(Middlebox):
+    """Closes the client's side of a connection at a moment of the test's choice. The server's side stays open."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        #: Set: the next request does not pass, see deliver().
+        self.hold_back = False
+        #: Called when the next answer arrives, which does not pass.
+        self.instead_of_an_answer: Callable[[], object] | None = None
+        self.held_back: list[tuple[socket.socket, bytes]] = []
+        self.answered = threading.Event()
+
+    def deliver(self) -> None:
+        """Pass on what was held back, and wait for its answer."""
+        self.answered.clear()
+        for server, data in self.held_back:
+            server.sendall(data)
+        assert self.answered.wait(10)
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
+        from_client = source.family == socket.AF_INET
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if from_client and self.hold_back:
+                    self.hold_back = False
+                    self.held_back.append((sink, data))
+                    source.shutdown(socket.SHUT_RDWR)
+                    return
+                if not from_client:
+                    self.answered.set()
+                    act, self.instead_of_an_answer = self.instead_of_an_answer, None
+                    if act is not None:
+                        act()
+                        sink.shutdown(socket.SHUT_RDWR)
+                        return
+                if source not in self._forgotten:
+                    sink.sendall(data)
+            if source not in self._forgotten:
+                sink.shutdown(socket.SHUT_RDWR)

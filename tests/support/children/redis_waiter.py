@@ -93,3 +93,50 @@ def forks(backend: str, key: str) -> None:
         say("free", int(not verbs.is_held(key)))
         with lock(key, backend=backend):
             say("again")
+
+
+def silent_names(folder: str) -> None:
+    """In a mount namespace of its own, where the name server never answers: what becomes of this process meanwhile."""
+    import socket
+    import threading
+
+    from django.conf import settings
+
+    from tests.support.children.silent_names import NAME_SERVER, silence
+
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
+        try:
+            silent.bind((NAME_SERVER, 53))
+            problem = silence(folder)
+        except OSError as error:
+            problem = str(error)
+        if problem:
+            say("impossible", problem)
+            return
+        settings.CACHES["silent"] = settings.CACHES["redis"] | {"LOCATION": "redis://redis.angee.test:6379"}
+        settings.ANGEE_JOBS_LOCKS["silent"] = {
+            "BACKEND": "angee_jobs.locks.RedisLockBackend",
+            "OPTIONS": {"cache": "silent"},
+        }
+        longest, over = 0.0, threading.Event()
+
+        def tick() -> None:
+            nonlocal longest
+            last = time.monotonic()
+            while not over.wait(0.01):
+                now = time.monotonic()
+                longest, last = max(longest, now - last), now
+
+        ticking = threading.Thread(target=tick)
+        with lock(f"kept-{os.getpid()}", ttl=2, backend="redis") as held:
+            ticking.start()
+            for _ in range(3):
+                started = time.monotonic()
+                try:
+                    lock("names", backend="silent").acquire(timeout=1)
+                except LockBackendError:
+                    say("failed", f"{time.monotonic() - started:.2f}")
+            over.set()
+            ticking.join()
+            say("longest", f"{longest:.2f}")
+            say("kept", int(held.held))
