@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from angee_jobs.locks import LockKey, lock
+from angee_jobs.locks import LockKey, force_release, lock
+from angee_jobs.management.commands import run_locked
 from tests.support.commands import configured, execute, is_free, manage
+from tests.support.servers import eventually
 
 ENVIRONMENT = "import json, os; print(json.dumps({n: v for n, v in os.environ.items() if n.startswith('ANGEE_LOCK_')}))"
 
@@ -75,3 +79,22 @@ def test_a_refusal_that_is_no_error_is_not_logged_either(level: str) -> None:
             assert "job" not in done.stdout + done.stderr
     done = manage("run_locked", "job", "--", "true", ANGEE_JOBS_TEST_LOGGING=json.dumps(on_the_console(level)))
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize(("ends", "code"), [(True, 7), (False, 76)])
+def test_no_thread_to_be_had(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, ends: bool, code: int) -> None:
+    """The program's end is seen all the same, and a loss stops it. It ran on without its lock."""
+    there = tmp_path / "there"
+    script = f"touch {there}; exit 7" if ends else f"touch {there}; exec sleep 60"
+    monkeypatch.setattr(run_locked, "start_thread", lambda run, name: False)
+
+    def lose() -> None:
+        eventually(there.exists, 20)
+        force_release("job")
+
+    loser = threading.Thread(target=lose)
+    if not ends:
+        loser.start()
+    assert execute("run_locked", "--ttl", "30", "job", "--", "sh", "-c", script) == code
+    if not ends:
+        loser.join(20)

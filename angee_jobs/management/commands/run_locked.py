@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import logging
 import os
 import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +22,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from angee_jobs.locks import Lock, LockBackendError, LockLostError, LockNotAcquiredError, lock
 from angee_jobs.locks.conf import DEFAULT_ALIAS, lock_backends
+from angee_jobs.locks.process import start_thread
 from angee_jobs.locks.types import printable
 from angee_jobs.management import launcher
 from angee_jobs.management.base import (
@@ -207,6 +208,7 @@ class _Program:
         self._process: subprocess.Popen[bytes] | None = None
         self._starting = False
         self._early: list[int] = []
+        self._ended: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.started = False
         self.code = 0
 
@@ -256,31 +258,35 @@ class _Program:
         self._starting = False
         for signum in self._early:
             self._send(signum)
-        ended: queue.SimpleQueue[None] = queue.SimpleQueue()
-        threading.Thread(target=_wait, args=(process.pid, ended), daemon=True).start()
-        running = True
-        while running:
-            try:
-                ended.get(timeout=LOOK_EVERY)
-                running = False
-            except queue.Empty:
-                if held.lost:
-                    self._stop(ended)
-                    running = False
+        # Where the system grants no thread, the end is seen a little later.
+        start_thread(functools.partial(_wait, process.pid, self._ended), "run_locked waits for its program")
+        while not self._ends_within(LOOK_EVERY):
+            if held.lost:
+                self._stop()
+                break
         # Until it is reaped here, no other process can get its number, and a signal on its way cannot miss.
         self._process = None
         code = process.wait()
         self.code = BY_SIGNAL - code if code < 0 else code
         return self.code
 
-    def _stop(self, ended: queue.SimpleQueue[None]) -> None:
+    def _ends_within(self, seconds: float) -> bool:
+        assert self._process is not None
+        deadline = time.monotonic() + seconds
+        while (left := deadline - time.monotonic()) > 0:
+            with contextlib.suppress(queue.Empty):
+                self._ended.get(timeout=min(left, LOOK_EVERY))
+                return True
+            if _has_ended(self._process.pid, os.WNOHANG):
+                return True
+        return False
+
+    def _stop(self) -> None:
         """SIGTERM; SIGKILL for the program, or what it has started, if it is still there after the grace time."""
         assert self._process is not None
         deadline = time.monotonic() + self._grace
         self._send(signal.SIGTERM)
-        try:
-            ended.get(timeout=self._grace)
-        except queue.Empty:
+        if not self._ends_within(self._grace):
             self._send(signal.SIGKILL)
             return
         self._process.wait()
@@ -308,7 +314,13 @@ def _environment(held: Lock, alias: str) -> dict[str, str]:
 
 
 def _wait(pid: int, ended: queue.SimpleQueue[None]) -> None:
-    """Tell the end of the process and leave it to be reaped by its owner."""
-    with contextlib.suppress(ChildProcessError):
-        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    _has_ended(pid)
     ended.put(None)
+
+
+def _has_ended(pid: int, option: int = 0) -> bool:
+    """Wait for the end of the process, or not, and leave it to be reaped by its owner."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT | option) is not None
+    except ChildProcessError:
+        return True
