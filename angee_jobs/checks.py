@@ -14,6 +14,7 @@ angee_jobs.W001   (``--database``) a table of this app is missing where a lock b
 angee_jobs.W002   without DEBUG, a backend that excludes nobody outside its own process
 angee_jobs.W003   a ttl that is too short to be kept, or so long that a dead holder blocks for hours
 angee_jobs.W004   a backend on a database that mirrors another in tests, which usually is a read-only replica
+angee_jobs.W005   a setting whose name is nearly ANGEE_JOBS_LOCKS, which is not set
 angee_jobs.W020   (``--deploy``) the Redis server evicts locks when its memory is full
 angee_jobs.W021   (``--deploy``) the Redis user may not publish or subscribe: waiters are woken up to 1 s late
 angee_jobs.W022   (``--deploy``) the Redis server cannot be reached, or refuses the user, so nothing is known about it
@@ -24,6 +25,7 @@ None of them needs a network, but those that are run with ``--database`` or ``--
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -83,6 +85,22 @@ def check_lock_backends(**kwargs: Any) -> list[CheckMessage]:
         if isinstance(backend, BaseLockBackend):
             problems += [*_check_ttl(backend), *_check_mirror(backend), *backend.check()]
     return problems
+
+
+@register
+def check_setting_name(**kwargs: Any) -> list[CheckMessage]:
+    """Whether the setting is there under a misspelt name, and so without effect."""
+    if hasattr(settings, SETTING):
+        return []
+    names = [name for name in dir(settings) if name.isupper() and isinstance(getattr(settings, name, None), dict)]
+    return [
+        Warning(
+            f"The setting {name} has no effect, and {SETTING} is not set.",
+            hint=f'Write {SETTING}; or put "angee_jobs.W005" into SILENCED_SYSTEM_CHECKS if {name} is for another app.',
+            id="angee_jobs.W005",
+        )
+        for name in difflib.get_close_matches(SETTING, names, n=3, cutoff=0.85)
+    ]
 
 
 def _check_reach(alias: str, backend: Any) -> Iterator[CheckMessage]:

@@ -1,11 +1,15 @@
 """`manage.py check --database` of the PostgreSQL backends."""
 
 import pytest
+from django.apps import apps
 from django.core.exceptions import ImproperlyConfigured
+from django.test import override_settings
 
 from angee_jobs.locks.backends.advisory.backend import PostgresAdvisoryLockBackend
 from angee_jobs.locks.backends.table import TableLockBackend
-from tests.support.pg_helpers import alias_with
+from angee_jobs.locks.errors import LockBackendError
+from tests.support.commands import manage
+from tests.support.pg_helpers import alias_with, within
 
 
 def test_all_is_well(postgres, pgbouncer, pgbouncer_session):
@@ -39,6 +43,65 @@ def test_a_missing_migration_is_a_warning(postgres, backend_class):
         assert not warning.is_serious()
         assert f"manage.py migrate angee_jobs --database {alias}" in warning.hint
     postgres.query("DROP DATABASE bare", dbname="postgres")
+
+
+class Forbids:
+    """A router that keeps this app's tables off a database."""
+
+    def allow_migrate(self, db, app_label, **hints):
+        return False if (db, app_label) == ("special", "angee_jobs") else None
+
+
+@pytest.fixture
+def bare(postgres):
+    """An alias of a database without tables."""
+    postgres.query("CREATE DATABASE bare", dbname="postgres")
+    with alias_with(NAME="bare") as alias:
+        yield alias
+    postgres.query("DROP DATABASE bare WITH (FORCE)", dbname="postgres")
+
+
+@pytest.mark.parametrize("backend_class", [PostgresAdvisoryLockBackend, TableLockBackend])
+def test_the_command_that_makes_the_tables_does_not_warn_of_their_absence(bare, backend_class, monkeypatch):
+    backend = backend_class(alias=bare)
+    monkeypatch.setattr("sys.argv", ["manage.py", "check", "--database", bare])
+    assert len(backend.check_database([bare])) == 1
+    monkeypatch.setattr("sys.argv", ["manage.py", "migrate", "--database", bare])
+    assert backend.check_database([bare]) == []
+
+
+def test_a_first_migrate_prints_no_warning(bare):
+    """As an operator runs it, in a project whose only database that is."""
+    settings = "tests.support.settings_first_migrate"
+    done = manage("check", "--database", "default", DJANGO_SETTINGS_MODULE=settings)
+    assert "angee_jobs.W001" in done.stderr
+    done = manage("migrate", "angee_jobs", DJANGO_SETTINGS_MODULE=settings)
+    assert done.returncode == 0, done.stderr
+    assert "W001" not in done.stderr
+    done = manage("check", "--database", "default", DJANGO_SETTINGS_MODULE=settings)
+    assert "angee_jobs.W001" not in done.stderr
+
+
+@pytest.mark.parametrize("backend_class", [PostgresAdvisoryLockBackend, TableLockBackend])
+@pytest.mark.parametrize("argv", ["check", "migrate"])
+def test_a_router_that_forbids_the_tables_is_named(bare, backend_class, argv, monkeypatch):
+    """To run `migrate` again would not help."""
+    monkeypatch.setattr("sys.argv", ["manage.py", argv])
+    backend = backend_class(alias=bare)
+    with override_settings(DATABASE_ROUTERS=[Forbids()]):
+        [warning] = backend.check_database([bare])
+        assert warning.id == "angee_jobs.W001"
+        assert "DATABASE_ROUTERS" in warning.hint
+        with pytest.raises(LockBackendError, match="DATABASE_ROUTERS"):
+            backend.acquire("angee:name:bare", "owner", 30.0, "{}", within())
+
+
+@pytest.mark.parametrize("backend_class", [PostgresAdvisoryLockBackend, TableLockBackend])
+def test_an_app_that_is_not_installed_is_named(bare, backend_class, monkeypatch):
+    """Its checks do not run then, and `migrate` knows no such app."""
+    monkeypatch.setattr(apps, "is_installed", lambda name: name != "angee_jobs")
+    with pytest.raises(LockBackendError, match=r'add "angee_jobs" to INSTALLED_APPS, then run manage.py migrate'):
+        backend_class(alias=bare).acquire("angee:name:bare", "owner", 30.0, "{}", within())
 
 
 def test_a_server_that_is_away_is_not_ours_to_report(postgres):

@@ -119,6 +119,35 @@ def test_a_backend_on_a_mirror() -> None:
         settings.DATABASES = original
 
 
+@pytest.mark.parametrize("name", ["ANGEE_JOBS_LOCK", "ANGEE_JOB_LOCKS", "ANGEEJOBS_LOCKS", "ANGEE_JOBS_LOCKING"])
+def test_a_misspelt_name_of_the_setting(name: str) -> None:
+    with override_settings(**{name: {"default": table()}}):
+        assert ours.check_setting_name() == [], "the right one is there, too"
+        del settings.ANGEE_JOBS_LOCKS
+        [message] = ours.check_setting_name()
+    assert message.id == "angee_jobs.W005"
+    assert name in message.msg and "ANGEE_JOBS_LOCKS" in str(message.hint)
+
+
+def test_settings_of_other_apps_are_no_misspellings() -> None:
+    with override_settings(ANGEE_JOBS_TASKS={}, ANGEE_JOBS_LOCK=True, JOBS_LOCKS={}):
+        del settings.ANGEE_JOBS_LOCKS
+        assert ours.check_setting_name() == []
+
+
+def test_without_psycopg_3_the_hint_is_what_can_work_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was to use the lock table, which needs psycopg 3 as well."""
+    pytest.importorskip("psycopg")
+    monkeypatch.setattr("django.db.backends.postgresql.psycopg_any.is_psycopg3", False)
+    for path in (TABLE, "angee_jobs.locks.PostgresAdvisoryLockBackend"):
+        [message] = found({"BACKEND": path, "OPTIONS": {"alias": "postgres"}})
+        assert message.id == "angee_jobs.E001"
+        assert "psycopg2" in message.msg
+        assert "pip install 'angee-jobs[postgres]'" in str(message.hint)
+        assert "RedisLockBackend" in str(message.hint)
+        assert "TableLockBackend" not in str(message.hint)
+
+
 def test_the_checks_are_registered() -> None:
     done = manage("check")
     assert done.returncode == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from django.core.exceptions import ImproperlyConfigured
 from ... import clock
 from ..base import VERB_SECONDS
 from .errors import NoAnswer, SessionLost
+from .missing import plain, remedy
 from .session import Session
 from .statements import Statement
 
@@ -48,11 +50,12 @@ def check_postgres(
             refuse(session, deadline)
         rows = session.execute(_MISSING, ["{" + ",".join(needs) + "}"], deadline)
         missing = [row[0].decode() for row in rows if row[0]]
-        if missing:
+        if missing and not (_migrating() and plain(alias)):
+            sentence = remedy(alias)
             problems.append(
                 Warning(
                     f"The database {alias!r} lacks {', '.join(missing)}, which its locks need.",
-                    hint=f"Run manage.py migrate angee_jobs --database {alias}",
+                    hint=f"{sentence[0].upper()}{sentence[1:]}.",
                     id="angee_jobs.W001",
                 )
             )
@@ -64,3 +67,8 @@ def check_postgres(
     finally:
         session.close()
     return problems
+
+
+def _migrating() -> bool:
+    """Whether this process is the command that makes the tables, which checks first, and calls itself ``migrate``."""
+    return any(word.startswith("migrate") for word in sys.argv[1:2])  # also migrate_schemas of django-tenants

@@ -43,9 +43,10 @@ def explain(error: Any, alias: str) -> NoReturn:
     if state == "55P03":
         raise RowLocked(f"A transaction on the database {alias!r} keeps the lock's row locked: {error}") from error
     if state in ("42P01", "42703", "3F000"):
+        from .missing import remedy
+
         raise LockBackendError(
-            f"The lock tables are missing on the database {alias!r} ({error}): "
-            f"run manage.py migrate angee_jobs --database {alias}"
+            f"The lock tables are missing on the database {alias!r} ({error}): {remedy(alias)}"
         ) from error
     if state == "25006":
         raise LockBackendError(

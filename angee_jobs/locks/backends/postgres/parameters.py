@@ -21,12 +21,13 @@ def require_psycopg(alias: str) -> None:
             from django.db.backends.postgresql.psycopg_any import is_psycopg3
         except ImportError as error:
             raise ImproperlyConfigured(
-                f"The locks on the database {alias!r} need psycopg 3: pip install 'angee-jobs[postgres]'"
+                f"The locks on the database {alias!r} need psycopg 3. Install it: pip install 'angee-jobs[postgres]'."
             ) from error
     if not is_psycopg3:
         raise ImproperlyConfigured(
-            f"The locks on the database {alias!r} need psycopg 3, and Django uses psycopg2: "
-            f"pip install 'angee-jobs[postgres]'"
+            f"The locks on the database {alias!r} need psycopg 3, and Django uses psycopg2. Install psycopg 3 (pip "
+            f"install 'angee-jobs[postgres]'), which Django prefers to psycopg2 where both are installed; or use "
+            f"RedisLockBackend."
         )
 
 
