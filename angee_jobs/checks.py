@@ -10,6 +10,7 @@ angee_jobs.E020   a Redis backend names a cache that does not exist, or is not a
 angee_jobs.E021   a Redis backend misses a package; the hint names the extra to install
 angee_jobs.E022   the cache of a Redis backend is spread over several servers
 angee_jobs.E023   (``--deploy``) the Redis server does not let its user run the scripts of the locks
+angee_jobs.E030   a SQLite database has several names, or is mounted without its folder: users find no common lock file
 angee_jobs.W001   (``--database``) a table of this app is missing where a lock backend needs it: run ``migrate``
 angee_jobs.W002   without DEBUG, a backend that excludes nobody outside its own process
 angee_jobs.W003   a ttl that is too short to be kept, or so long that a dead holder blocks for hours
@@ -18,6 +19,8 @@ angee_jobs.W005   a setting whose name is nearly ANGEE_JOBS_LOCKS, which is not 
 angee_jobs.W020   (``--deploy``) the Redis server evicts locks when its memory is full
 angee_jobs.W021   (``--deploy``) the Redis user may not publish or subscribe: waiters are woken up to 1 s late
 angee_jobs.W022   (``--deploy``) the Redis server cannot be reached, or refuses the user, so nothing is known about it
+angee_jobs.W030   a SQLite database is on a network file system, where other machines are not excluded
+angee_jobs.W031   the folder of a SQLite database is not writable, where the lock file has to be made
 ================  ==========================================================================================
 
 None of them needs a network, but those that are run with ``--database`` or ``--deploy``.

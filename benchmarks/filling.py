@@ -31,8 +31,8 @@ def _fill_sqlite(backend: Any, names: list[str], holder: str, seconds: float) ->
 
     backend.inspect("angee:name:others", time.monotonic() + 10**9)  # makes the file
     now = sql.now()
-    rows = [(name, secrets.token_hex(32), holder, sql.BOOT, time.time(), now + seconds, 1) for name in names]
-    connection = backend._connect()
+    rows = [(name, secrets.token_hex(32), holder, time.time(), now, now + seconds, 1) for name in names]
+    connection = backend.file.connection()
     connection.execute("BEGIN IMMEDIATE")
     connection.executemany("INSERT INTO lock VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
     connection.execute("COMMIT")

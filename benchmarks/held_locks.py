@@ -45,13 +45,13 @@ def fill_sqlite(live: int, expired: int) -> None:
     from angee_jobs.locks.backends.table import sqlite_sql as sql
 
     assert not list(held_locks())  # makes the file
-    connection = lock_backends.verbs("default")._connect()  # type: ignore[attr-defined]
-    boot, now = sql.BOOT, sql.now()
+    connection = lock_backends.verbs("default").file.connection()  # type: ignore[attr-defined]
+    now = sql.now()
 
     def rows() -> Iterator[tuple[Any, ...]]:
         for count, what, expires in ((live, "live", now + 3600), (expired, "over", now - 3600)):
             for number, name in names(count, what):
-                yield name, secrets.token_hex(32), holder(number), boot, time.time() - number / 10, expires, number + 1
+                yield name, secrets.token_hex(32), holder(number), time.time() - number / 10, now, expires, number + 1
 
     connection.execute("BEGIN IMMEDIATE")
     connection.executemany("INSERT INTO lock VALUES (?, ?, ?, ?, ?, ?, ?)", rows())

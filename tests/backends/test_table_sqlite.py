@@ -59,6 +59,7 @@ def test_a_file_that_is_damaged_while_it_is_used_is_named(make):
     backend = make()
     for number in range(200):
         assert acquire(backend, f"angee:name:{number}")
+    backend.file.connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")
     backend.close()
     with open(backend.path(), "r+b") as file:
         file.seek(2048)
@@ -79,10 +80,11 @@ def test_a_file_that_comes_back_while_another_is_made_is_the_one_in_use(make, mo
     """The lock file was away for a moment. Who took the new one for it would have holders whom nobody else sees."""
     backend, other = make(), make()
     assert acquire(other)
-    other.close()  # what was in its log is in the file
+    other.file.connection().execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    other.close()
     path = backend.path()
     os.rename(path, path + ".away")
-    real = backend._prepare
+    real = backend.file._prepare
 
     def prepare(*args):
         real(*args)
@@ -91,7 +93,7 @@ def test_a_file_that_comes_back_while_another_is_made_is_the_one_in_use(make, mo
             os.unlink(path + "-shm")
             os.rename(path + ".away", path)
 
-    monkeypatch.setattr(backend, "_prepare", prepare)
+    monkeypatch.setattr(backend.file, "_prepare", prepare)
     assert not acquire(backend)
     assert backend.force_release(NAME, within())
     assert acquire(other)
@@ -116,7 +118,7 @@ def test_a_full_disk_is_named_and_ends(make):
     """SQLite's own limit stands for that of the disk: the error is the same."""
     backend = make()
     assert acquire(backend, "angee:name:before")
-    connection = backend._connection
+    connection = backend.file.connection()
     [pages] = connection.execute("PRAGMA page_count").fetchone()
     connection.execute(f"PRAGMA max_page_count = {pages}")
     error = refused(backend, note="x" * 100_000)

@@ -75,14 +75,14 @@ class SqliteTable(OurStrategy):
         backend: Any = lock_backends[self.alias]
         path = self.path()
         # Nobody opens anything between the two halves of a change: the renewal thread would make a new file.
-        with backend._mutex:
+        with backend.file.mutex:
             backend.close()
             os.rename(path, path + ".away")
             os.mkdir(path)
         try:
             yield
         finally:
-            with backend._mutex:
+            with backend.file.mutex:
                 os.rmdir(path)
                 os.rename(path + ".away", path)
 

@@ -15,11 +15,9 @@ from angee_jobs.locks.backends.base import Extension, owner_digest
 from angee_jobs.locks.backends.table import sqlite_sql as sql
 from angee_jobs.locks.backends.table.sqlite import SqliteTableLockBackend
 
-_RELEASE_ANYBODYS = sql.Statement(
-    "UPDATE lock SET owner = '', holder = '', expires = ?2 WHERE name = ?3 AND expires > ?2"
-)
+_RELEASE_ANYBODYS = sql.Change("UPDATE lock SET owner = '', holder = '', expires = ?1 WHERE name = ?2 AND expires > ?1")
 _UPSERT = sql.Statement("""
-INSERT INTO lock VALUES (?3, ?4, '', ?1, ?2, ?2 + ?5, 1)
+INSERT INTO lock VALUES (?2, ?3, '', 0, ?1, ?1 + ?4, 1)
 ON CONFLICT (name) DO UPDATE SET owner = excluded.owner, expires = excluded.expires
 """)
 
@@ -28,7 +26,7 @@ class NoOwnerCheck(SqliteTableLockBackend):
     """Whoever releases frees the lock, also when it is somebody else's by now."""
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
-        return self._run(deadline, lambda connection: _RELEASE_ANYBODYS(connection, name).rowcount) == 1
+        return self.file.run(deadline, _RELEASE_ANYBODYS.count, (name,)) == 1
 
 
 class RenewalByUpsert(SqliteTableLockBackend):
@@ -36,7 +34,7 @@ class RenewalByUpsert(SqliteTableLockBackend):
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
         for each in extensions:
-            self._rows(deadline, _UPSERT, each.name, owner_digest(each.owner), each.ttl)
+            self.file.run(deadline, _UPSERT, (each.name, owner_digest(each.owner), each.ttl))
         return [each.owner for each in extensions]
 
 
@@ -54,6 +52,7 @@ class ClientsClock(SqliteTableLockBackend):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         sql.now = _wall_clock
+        sql.machine_clock = lambda: _wall_clock  # in forked children
 
 
 def _wall_clock() -> float:

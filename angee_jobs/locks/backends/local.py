@@ -6,10 +6,11 @@ import dataclasses
 import math
 import threading
 import time
+import weakref
 from collections.abc import Collection, Iterator, Sequence
 from hmac import compare_digest
 
-from .. import clock
+from .. import clock, process
 from ..keys import LockKey, lock_name
 from .base import BaseLockBackend, Extension, Grant, Record
 
@@ -38,10 +39,14 @@ class LocalLockBackend(BaseLockBackend):
     push = None  # a release rings the waiters of its own process, and there are no others
 
     def __init__(self) -> None:
+        self._last_token = 0
+        self._begin()
+        _instances.add(self)
+
+    def _begin(self) -> None:
         self._leases: dict[str, _Lease] = {}
         # Re-entrant, since a signal handler that uses locks may interrupt this very thread in here.
         self._mutex = threading.RLock()
-        self._last_token = 0
 
     def _live(self, name: str) -> _Lease | None:
         lease = self._leases.get(name)
@@ -130,3 +135,15 @@ class LocalLockBackend(BaseLockBackend):
                 return None
             del self._leases[name]
             return record
+
+
+_instances: weakref.WeakSet[LocalLockBackend] = weakref.WeakSet()
+
+
+def _in_child() -> None:
+    """A child holds nothing, also with an instance that was kept; the thread that had the mutex may not be in it."""
+    for backend in list(_instances):
+        backend._begin()
+
+
+process.on_fork(in_child=_in_child)

@@ -4,11 +4,11 @@ Of its own, because SQLite has one writer per file: in the project's file, a loc
 transaction would wait for it in vain, and lock traffic would make the caller's own first write fail. So the file is
 made and kept here, always in WAL mode, and no migration ever touches it.
 
-Time is CLOCK_BOOTTIME, which all processes of a machine share and which no one can set; the machine's boot is part of
-a row, and what an earlier boot left is over. (WAL works between processes of one machine only, so there are no
-others.) Where the system has no such clock, it is the wall clock. A row is kept after its release, so that the next
-fencing token can be told from the last one; ``reap`` and the backend itself remove what nobody has used for a while,
-and remember in ``floor`` the highest token that was removed.
+Time is that of the machine since its boot, which all its processes share, also those in containers, and which no one
+can set. What was renewed at a time that is yet to come is from an earlier boot, and over. (WAL works between processes
+of one machine only, so there are no others.) Where the system has no such clock, it is the wall clock. A row is kept
+after its release, so that the next fencing token can be told from the last one; ``reap`` and the backend itself remove
+what nobody has used for a while, and ``floor`` keeps the highest token that was removed.
 
 Nothing here needs to survive a power cut: all holders are gone then, and tokens go on from the time.
 """
@@ -19,34 +19,21 @@ import contextlib
 import json
 import os
 import queue
-import sqlite3
-import threading
 import time
-import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any
 
+from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 
 from ... import clock, process
 from ...errors import LockBackendError
 from ..base import Extension, Grant, Record, finite, owner_digest
 from . import TableLockBackend
+from . import sqlite_place as place
 from . import sqlite_sql as sql
+from .sqlite_file import LockFile, lock_file
 
-SUFFIX = ".locks"
-#: SQLite itself waits this long for another process's write before the deadline is looked at again, in ms.
-BUSY_MS = 50
-#: A write copies whole pages into the log, so small ones are cheaper. Still smaller ones would hold no whole row, which
-#: makes a file of many holds three times as large, and slow to read.
-PAGE_BYTES = 2048
-#: What SQLite says, having done nothing, when somebody put another file in the place of the one that is open.
-REPLACED = (sqlite3.SQLITE_ERROR, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_READONLY_DBMOVED)
-#: A file that is not the one that was there a moment ago is opened anew this many times. A new one needs two.
-OPEN_TRIES = 5
-#: What SQLite says of a damaged file, and of one whose log (-wal) or index (-shm) is that of another one.
-DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
-REMEDY = "; if that lasts, end all processes that use it, and delete it together with its -wal and -shm"
 #: Free rows that have not been used for this many seconds are removed, once in so many releases.
 IDLE_SECONDS = 60.0
 TIDY_EVERY = 1000
@@ -57,16 +44,6 @@ SCAN_ROWS = 5000
 #: How often the file is looked at for another process's writes while somebody waits: the longer nothing happened,
 #: the more seldom, from 2 ms (about 2 % of a core) to 20 ms after 10 s.
 POLL_FASTEST, POLL_SLOWEST, POLL_SHARE = 0.002, 0.02, 1 / 500
-
-T = TypeVar("T")
-
-
-def _identity(path: str) -> tuple[int, int] | None:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return None
-    return found.st_dev, found.st_ino
 
 
 class SqliteTableLockBackend(TableLockBackend):
@@ -79,160 +56,74 @@ class SqliteTableLockBackend(TableLockBackend):
 
     def __init__(self, *, alias: str = "default", ttl: Any = 30) -> None:
         super().__init__(alias=alias, ttl=ttl)
-        # Re-entrant, since a signal handler that uses locks may interrupt this very thread in here.
-        self._mutex = threading.RLock()
-        self._connection: sqlite3.Connection | None = None
-        self._opened_for = ""
-        self._file: tuple[str, tuple[int, int] | None] | None = None
+        self._file: tuple[str, LockFile] | None = None
         self._until_tidy = TIDY_EVERY
         self._reaped_to, self._pass_began = "", 0.0
         self._quiet_since = 0.0
-        self._seen_version = 0
+        self._seen: object = None
+        self._freed = 0
         # Not an Event, which is Python: a signal handler's exception inside it leaves its lock taken.
         self._stop: queue.SimpleQueue[None] = queue.SimpleQueue()
-        _instances.add(self)
 
     # The file.
 
     @property
     def cross_process(self) -> bool:  # type: ignore[override]
-        return not self._in_memory(self._database())
+        return not place.is_in_memory(self._database())
 
     def _database(self) -> str:
         return str(connections.settings[self.db_alias]["NAME"])
 
-    @staticmethod
-    def _in_memory(database: str) -> bool:
-        return ":memory:" in database or "mode=memory" in database
+    @property
+    def file(self) -> LockFile:
+        """The lock file of the database that the alias has now (a test run changes it)."""
+        database = self._database()
+        if self._file is None or self._file[0] != database:
+            with process.importing:  # else two threads could make two in memory
+                if self._file is None or self._file[0] != database:
+                    self.close()
+                    self._file = (database, lock_file(database))
+        return self._file[1]
 
     def path(self) -> str:
-        """The lock file; empty for a database in memory, whose locks are in memory too."""
-        database = self._database()
-        if self._in_memory(database):
-            return ""
-        if database.startswith("file:"):
-            database = database[len("file:") :].partition("?")[0]
-        # The real path, so that two settings that reach one database by different links share its locks.
-        return os.path.realpath(database) + SUFFIX
-
-    def _connect(self) -> sqlite3.Connection:
-        """The open connection to the file that the database's name asks for now (a test run changes it)."""
-        database = self._database()
-        if self._connection is not None and self._opened_for == database and self._in_place():
-            return self._connection
-        self.close()
-        path = self.path()
-        if sqlite3.sqlite_version_info < (3, 35):
-            raise LockBackendError(f"The lock table needs SQLite 3.35, and this is {sqlite3.sqlite_version}")
-        for _ in range(OPEN_TRIES):
-            found = _identity(path)
-            connection = self._open(path, database)
-            # Another one may have come in its place meanwhile. Whoever took that for the open one would have holders of
-            # his own, whom nobody else sees, until his process ends. A new file is looked at again for the same reason.
-            if not path or _identity(path) == found:
-                self._file = (path, found) if path else None
-                self._connection, self._opened_for = connection, database
-                return connection
-            connection.close()
-        raise LockBackendError(f"The lock file {path} is being replaced again and again")
-
-    def _open(self, path: str, database: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(
-            path or ":memory:", timeout=BUSY_MS / 1000, isolation_level=None, check_same_thread=False
-        )
-        try:
-            self._prepare(connection, path, database)
-        except BaseException:
-            connection.close()
-            raise
-        return connection
-
-    def _in_place(self) -> bool:
-        """Whether the open file is still the one that others find: it may have been deleted, or put back from a copy.
-
-        What it holds is lost then, since another process would not see it.
-        """
-        return self._file is None or _identity(self._file[0]) == self._file[1]
-
-    def _prepare(self, connection: sqlite3.Connection, path: str, database: str) -> None:
-        """Make the tables in a new file; refuse one that is not ours."""
-        execute = connection.execute
-        # Where the file is new. Each commit writes a page or two whole, and a row is far smaller than one of 4 KiB.
-        execute(f"PRAGMA page_size = {PAGE_BYTES}")
-        if path and execute("PRAGMA journal_mode = WAL").fetchone()[0] != "wal":
-            raise LockBackendError(f"The lock file {path} cannot be put into WAL mode")
-        # A checkpoint is synced, a commit is not: see the module about power cuts.
-        execute("PRAGMA synchronous = NORMAL")
-        with _transaction(connection):
-            empty = execute("SELECT count(*) FROM sqlite_schema").fetchone()[0] == 0
-            if empty:
-                for statement in sql.SCHEMA.split(";"):
-                    execute(statement)
-            elif (
-                execute("PRAGMA application_id").fetchone()[0] != sql.APPLICATION_ID
-                or execute("PRAGMA user_version").fetchone()[0] != sql.VERSION
-            ):
-                raise LockBackendError(
-                    f"{path} is in the place of the lock file, but is not one that this version made: move it away"
-                )
-        if empty and path:
-            _share_with_users_of(os.path.realpath(path.removesuffix(SUFFIX)), path)
-
-    def _run(self, deadline: float, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Run ``work`` on the connection, again while another process keeps the file busy, until the deadline."""
-        reopened = False
-        while True:
-            # Not acquire() with a timeout: an exception of a signal handler between it and a try would lock us out.
-            with self._mutex:
-                try:
-                    return work(self._connect())
-                except sqlite3.Error as error:
-                    code = getattr(error, "sqlite_errorcode", 0)
-                    busy = code & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
-                    if not busy:
-                        self.close()  # whatever is wrong with the file, it is looked at anew
-                        if code in REPLACED and not reopened:
-                            reopened = True
-                            continue
-                    if not busy or clock.now() >= deadline:
-                        remedy = REMEDY if code & 0xFF in DAMAGED else ""
-                        raise LockBackendError(
-                            f"The lock file {self.path() or 'in memory'} cannot be used: {error}{remedy}"
-                        ) from error
-
-    def _rows(self, deadline: float, statement: sql.Statement, *parameters: Any) -> list[Any]:
-        return self._run(deadline, lambda connection: statement(connection, *parameters).fetchall())
+        """The path of the lock file; empty for a database in memory, whose locks are in memory too."""
+        return self.file.path
 
     def _row(self, deadline: float, statement: sql.Statement, *parameters: Any) -> Any:
-        return self._run(deadline, lambda connection: statement(connection, *parameters).fetchone())
+        rows = self.file.run(deadline, statement, parameters)
+        return rows[0] if rows else None
 
     # The verbs.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        acquired_at = time.time()
-        row = self._row(deadline, sql.ACQUIRE, name, owner_digest(owner), holder, acquired_at, ttl)
-        if row is None:
+        rows = self.file.run(deadline, sql.ACQUIRE, (name, owner_digest(owner), holder, ttl))
+        if not rows:
             return None
-        if type(row[0]) is not int:
+        [(token, acquired_at)] = rows
+        if type(token) is not int:
             raise LockBackendError(
-                f"The lock file {self.path() or 'in memory'} has no usable fencing token for {name}: somebody has "
-                f"changed its row, which must be deleted",
+                f"{self.file} has no usable fencing token for {name}: somebody has changed its row, which must be "
+                f"deleted",
                 name=name,
                 uncertain=True,
             )
-        return Grant(row[0], acquired_at, acquired_at + ttl)
+        return Grant(token, acquired_at, acquired_at + ttl)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
         owners = {owner_digest(each.owner): each.owner for each in extensions}
         batch = [[each.name, digest, each.ttl] for each, digest in zip(extensions, owners, strict=True)]
-        return [owners[row[0]] for row in self._rows(deadline, sql.EXTEND, json.dumps(batch))]
+        return [owners[row[0]] for row in self.file.run(deadline, sql.EXTEND, (json.dumps(batch),))]
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
-        released = self._run(deadline, lambda connection: sql.RELEASE(connection, name, owner_digest(owner)).rowcount)
+        file = self.file
+        released = file.run(deadline, sql.RELEASE.count, (name, owner_digest(owner)))
+        file.freed += 1
+        self._freed += 1
         self._until_tidy -= 1
         if self._until_tidy <= 0:
             self._until_tidy = TIDY_EVERY
-            self._remove(sql.REMOVE_IDLE, IDLE_SECONDS, 2 * TIDY_EVERY, deadline)
+            with contextlib.suppress(LockBackendError):  # the lock is free, and the next one may tidy up
+                self._remove(sql.REMOVE_IDLE, IDLE_SECONDS, 2 * TIDY_EVERY, clock.now())
         return released == 1
 
     def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
@@ -251,14 +142,14 @@ class SqliteTableLockBackend(TableLockBackend):
         while True:
             end = self._row(deadline, sql.STRETCH, after, SCAN_ROWS - 1)
             # A blob comes after every text.
-            yield self._rows(deadline, scan, after, b"" if end is None else end[0])
+            yield self.file.run(deadline, scan, (after, b"" if end is None else end[0]))
             if end is None:
                 return
             after = end[0]
             deadline = max(deadline, clock.now() + 1.0)
 
     def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
-        return [_record(row) for row in self._rows(deadline, sql.INSPECT_MANY, json.dumps(list(names)))]
+        return [_record(row) for row in self.file.run(deadline, sql.INSPECT_MANY, (json.dumps(list(names)),))]
 
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
         return self._pages(deadline, sql.LIST_EXPIRED, grace)
@@ -266,7 +157,7 @@ class SqliteTableLockBackend(TableLockBackend):
     def _pages(self, deadline: float, statement: sql.Statement, *parameters: Any) -> Iterator[Record]:
         """Page by page, so that a slow reader keeps no snapshot of the file."""
         after = ""
-        while rows := self._rows(deadline, statement, *parameters, after, 1000):
+        while rows := self.file.run(deadline, statement, (*parameters, after, 1000)):
             yield from map(_record, rows)
             after = rows[-1][0]
             deadline = max(deadline, clock.now() + 1.0)
@@ -295,26 +186,22 @@ class SqliteTableLockBackend(TableLockBackend):
         Their tokens stay the floor for new ones.
         """
 
-        def work(connection: sqlite3.Connection) -> tuple[int, str]:
-            with _transaction(connection):
-                rows = statement(connection, age, limit, after).fetchall()
-                if rows:
-                    connection.execute(sql.RAISE_FLOOR, [max(token for _, token in rows)])
-            return len(rows), max((name for name, _ in rows), default="")
-
-        return self._run(deadline, work)
+        rows = self.file.run(deadline, statement, (age, limit, after))
+        return len(rows), max((name for (name,) in rows), default="")
 
     def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
-        def work(connection: sqlite3.Connection) -> Record | None:
-            with _transaction(connection):
-                row = sql.INSPECT(connection, name).fetchone()
-                record = None if row is None else _record(row)
-                if record is None or fencing_token not in (None, record.fencing_token):
-                    return None
-                sql.FORCE_RELEASE(connection, name)
+        file = self.file
+        while True:
+            row = self._row(deadline, sql.INSPECT, name)
+            record = None if row is None else _record(row)
+            if record is None or fencing_token not in (None, record.fencing_token):
+                return None
+            if file.run(deadline, sql.FORCE_RELEASE.count, (name, row[4])):
+                file.freed += 1
+                self._freed += 1
                 return record
-
-        return self._run(deadline, work)
+            if clock.now() >= deadline:
+                raise LockBackendError(f"{file}: the holder of {name} changes all the time", name=name)
 
     def remaining(self, name: str, deadline: float) -> float | None:
         row = self._row(deadline, sql.REMAINING, name)
@@ -325,11 +212,11 @@ class SqliteTableLockBackend(TableLockBackend):
         now = clock.now()
         end = now + seconds
         while now < end:
-            version = self._run(
-                now + seconds, lambda connection: connection.execute("PRAGMA data_version").fetchone()[0]
-            )
-            seen, self._seen_version = self._seen_version, version
-            if version != seen:
+            file = self.file
+            # A release by another alias of this process is made on the same connection.
+            found = (id(file), file.run(now + seconds, sql.data_version, ()), file.freed - self._freed)
+            seen, self._seen = self._seen, found
+            if found != seen:
                 self._quiet_since = now
                 return None
             pause = min(max((now - self._quiet_since) * POLL_SHARE, POLL_FASTEST), POLL_SLOWEST)
@@ -347,75 +234,47 @@ class SqliteTableLockBackend(TableLockBackend):
 
         Locks in memory live in the connection: they go when the database's name has changed.
         """
-        with self._mutex:
-            connection, opened_for = self._connection, self._opened_for
-            if connection is not None and not (self._in_memory(opened_for) and opened_for == self._database()):
-                self._connection = None
-                connection.close()
+        if self._file is not None and self._file[1].path:
+            self._file[1].close()
 
+    # System checks.
 
-@contextlib.contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
+    def check(self) -> list[CheckMessage]:
+        file = self.file
+        if not file.path:
+            return []
+        problems: list[CheckMessage] = []
+        if why := place.trouble(file.database, file.path):
+            what, _, hint = why.partition(". ")
+            problems.append(Error(f"The lock backend {self.alias!r}: {what}.", hint=f"{hint}.", id="angee_jobs.E030"))
+        if type_ := place.network_file_system(file.path):
+            problems.append(
+                Warning(
+                    f"The lock file of {self.alias!r} is on a network file system ({type_}), on which SQLite excludes "
+                    f"no other machine.",
+                    hint="Put the database on a disk of this machine, or use PostgreSQL or Redis for the locks.",
+                    id="angee_jobs.W030",
+                )
+            )
+        if why := place.unwritable(file.path):
+            problems.append(
+                Warning(
+                    f"The lock backend {self.alias!r} cannot be used: {why}.",
+                    hint=f"Make the folder {os.path.dirname(file.path)} writable, and not only the database.",
+                    id="angee_jobs.W031",
+                )
+            )
+        return problems
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    name, holder, acquired_at, left, fencing_token, this_boot = row
+    name, holder, acquired_at, left, fencing_token = row
     left = finite(left)
     return Record(
         name=name if type(name) is str else bytes(name).decode(errors="replace"),
         holder=holder if type(holder) is str else None,
         acquired_at=finite(acquired_at),
-        expires_at=time.time() + left if this_boot and left is not None else None,
+        expires_at=time.time() + left if left is not None else None,
         expires_in=left,
         fencing_token=fencing_token if type(fencing_token) is int else None,
     )
-
-
-def _share_with_users_of(database: str, path: str) -> None:
-    """Give the lock file the mode and owner of the database, as SQLite does with its own side files.
-
-    Otherwise the cron job of root would make a file that the web server's user cannot write.
-    """
-    try:
-        like = os.stat(database)
-        for each in (path, path + "-wal", path + "-shm"):
-            os.chmod(each, like.st_mode & 0o777)
-            if os.geteuid() == 0:
-                os.chown(each, like.st_uid, like.st_gid)
-    except (OSError, AttributeError):
-        pass
-
-
-# SQLite connections must not cross a fork, and a copy of one in the child spoils the child's own: so all are closed
-# before it. Leases do not need them.
-_instances: weakref.WeakSet[SqliteTableLockBackend] = weakref.WeakSet()
-
-
-def _before_fork() -> list[Any]:
-    paused = []
-    for backend in list(_instances):
-        if backend._mutex.acquire(timeout=1.0):
-            paused.append(backend._mutex)
-            backend.close()
-    return paused
-
-
-def _in_parent(paused: list[Any]) -> None:
-    for mutex in paused:
-        mutex.release()
-
-
-def _in_child() -> None:
-    for backend in list(_instances):
-        backend._mutex = threading.RLock()
-
-
-process.on_fork(before=_before_fork, in_parent=_in_parent, in_child=_in_child)

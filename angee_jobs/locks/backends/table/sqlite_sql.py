@@ -7,48 +7,97 @@ import operator
 import re
 import sqlite3
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ... import clock
 
+Parameters = tuple[Any, ...]
+
 #: Says in the file's header that it is ours, and that its tables are those below.
 APPLICATION_ID = 0x616E6765  # "ange"
-VERSION = 1
+VERSION = 2
+
+HAS_CLOCK = hasattr(time, "CLOCK_BOOTTIME")
+
+
+def machine_clock() -> Callable[[], float]:
+    """The seconds since the machine's boot, for all processes on it; the wall clock where the system counts none.
+
+    A container may have a time namespace, in which CLOCK_BOOTTIME is shifted by what stands in /proc. A process that
+    cannot read that is taken to be in none.
+    """
+    if not HAS_CLOCK:
+        return time.time
+    shift = 0.0
+    try:
+        with open("/proc/self/timens_offsets") as offsets:
+            for line in offsets:
+                name, seconds, nanoseconds = line.split()
+                if name in ("boottime", "7"):
+                    shift = int(seconds) + int(nanoseconds) / 1e9
+    except (OSError, ValueError):
+        pass
+    return clock.now if shift == 0.0 else lambda: clock.now() - shift
+
+
+now = machine_clock()
+#: The machine's too, and what a test makes of time.time() is not.
+wall = functools.partial(time.clock_gettime, time.CLOCK_REALTIME) if hasattr(time, "clock_gettime") else time.time
 
 
 def _boot() -> str:
-    """What tells this boot of this machine from any other; empty where the clock is the wall clock."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
-            boot = file.read().strip()
-        return boot if hasattr(time, "CLOCK_BOOTTIME") else ""
+            return file.read().strip()
     except OSError:
         return ""
 
 
-BOOT = _boot()
-now = clock.now if BOOT else time.time
+#: The highest token of the removed rows is kept as the floor of new ones, also of those that were deleted by hand.
+SCHEMA = (
+    """
+    CREATE TABLE lock (
+        name TEXT PRIMARY KEY,
+        owner TEXT NOT NULL,
+        holder TEXT NOT NULL,
+        acquired_at REAL NOT NULL,
+        renewed REAL NOT NULL,
+        expires REAL NOT NULL,
+        fencing_token INTEGER NOT NULL
+    ) WITHOUT ROWID
+    """,
+    "CREATE TABLE floor (fencing_token INTEGER NOT NULL)",
+    "INSERT INTO floor VALUES (0)",
+    """
+    CREATE TRIGGER removed AFTER DELETE ON lock
+    WHEN typeof(old.fencing_token) = 'integer' AND old.fencing_token < 9000000000000000000
+    BEGIN
+        UPDATE floor SET fencing_token = max(fencing_token, old.fencing_token);
+    END
+    """,
+    "CREATE TABLE boot (id TEXT NOT NULL)",
+    "INSERT INTO boot VALUES ('')",
+    f"PRAGMA user_version = {VERSION}",
+    f"PRAGMA application_id = {APPLICATION_ID}",
+)
 
-SCHEMA = f"""
-CREATE TABLE lock (
-    name TEXT PRIMARY KEY,
-    owner TEXT NOT NULL,
-    holder TEXT NOT NULL,
-    boot TEXT NOT NULL,
-    acquired_at REAL NOT NULL,
-    expires REAL NOT NULL,
-    fencing_token INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE floor (fencing_token INTEGER NOT NULL);
-INSERT INTO floor VALUES (0);
-PRAGMA user_version = {VERSION};
-PRAGMA application_id = {APPLICATION_ID};
-"""
+
+def begin_boot(connection: sqlite3.Connection) -> None:
+    """End what an earlier boot of the machine left, in the transaction that opens the file.
+
+    That was renewed at a time which is yet to come. The boot's id only says that a look is due: containers may each see
+    another one, or none.
+    """
+    boot = _boot()
+    if HAS_CLOCK and (not boot or boot != connection.execute("SELECT id FROM boot").fetchone()[0]):
+        connection.execute("UPDATE lock SET renewed = ?1, expires = ?1 WHERE renewed > ?1", [now()])
+        if boot:
+            connection.execute("UPDATE boot SET id = ?", [boot])
 
 
 class Statement:
-    """SQL with numbered parameters; ?1 and ?2 are in each the boot and the time of this machine, by its clock.
+    """SQL with numbered parameters; ?1 is in each the time, by the machine's clock.
 
     SQLite is given plain ones, since Python 3.12.0 to 3.12.3 take a number for a name, and warn at every call.
     """
@@ -57,61 +106,83 @@ class Statement:
         self.sql = re.sub(r"\?\d+", "?", numbered)
         self._pick = operator.itemgetter(*(int(number) - 1 for number in re.findall(r"\?(\d+)", numbered)))
 
-    def __call__(self, connection: sqlite3.Connection, *parameters: Any) -> sqlite3.Cursor:
-        return connection.execute(self.sql, self._pick((BOOT, now(), *parameters)))
+    def __call__(self, connection: sqlite3.Connection, parameters: Parameters) -> list[Any]:
+        """The rows. To the last one: what is half read keeps the file locked against everybody."""
+        return connection.execute(self.sql, self._pick((now(), *parameters))).fetchall()
 
 
-ACQUIRE = Statement("""
+class Change(Statement):
+    """A statement that returns no rows."""
+
+    def count(self, connection: sqlite3.Connection, parameters: Parameters) -> int:
+        """How many rows it changed."""
+        return connection.execute(self.sql, self._pick((now(), *parameters))).rowcount
+
+
+class Acquire(Statement):
+    """?2 is the time by the wall clock, as it is when the file is known to be in place: tokens begin there."""
+
+    def __call__(self, connection: sqlite3.Connection, parameters: Parameters) -> list[Any]:
+        return connection.execute(self.sql, self._pick((now(), wall(), *parameters))).fetchall()
+
+
+ACQUIRE = Acquire("""
 INSERT INTO lock VALUES (
-    ?3, ?4, ?5, ?1, ?6, ?2 + ?7,
-    max(CAST(?6 * 1000000 AS INTEGER), coalesce((SELECT fencing_token FROM floor), 0) + 1)
+    ?3, ?4, ?5, ?2, ?1, ?1 + ?6,
+    max(CAST(?2 * 1000000 AS INTEGER), coalesce((SELECT fencing_token FROM floor), 0) + 1)
 )
 ON CONFLICT (name) DO UPDATE SET
-    owner = excluded.owner, holder = excluded.holder, boot = excluded.boot, acquired_at = excluded.acquired_at,
+    owner = excluded.owner, holder = excluded.holder, acquired_at = excluded.acquired_at, renewed = excluded.renewed,
     expires = excluded.expires, fencing_token = max(excluded.fencing_token, lock.fencing_token + 1)
-WHERE lock.expires <= ?2 OR lock.boot <> ?1
-RETURNING fencing_token
-""")
-EXTEND = Statement("""
-UPDATE lock SET expires = max(expires, ?2 + batch.ttl)
-FROM (
-    SELECT json_extract(value, '$[0]') AS name, json_extract(value, '$[1]') AS owner, json_extract(value, '$[2]') AS ttl
-    FROM json_each(?3)
-) AS batch
-WHERE lock.name = batch.name AND lock.owner = batch.owner AND lock.expires > ?2 AND lock.boot = ?1
-RETURNING owner
-""")
-FREE = "owner = '', holder = '', expires = ?2"
-RELEASE = Statement(f"UPDATE lock SET {FREE} WHERE name = ?3 AND owner = ?4 AND expires > ?2 AND boot = ?1")
-FORCE_RELEASE = Statement(f"UPDATE lock SET {FREE} WHERE name = ?3")
-ADOPT = Statement("""
-UPDATE lock SET owner = ?5, holder = ?6, expires = ?2 + ?7
-WHERE name = ?3 AND owner = ?4 AND expires > ?2 AND boot = ?1
+WHERE lock.expires <= ?1
 RETURNING fencing_token, acquired_at
 """)
-RECORD = "SELECT name, holder, acquired_at, expires - ?2, fencing_token, boot = ?1 FROM lock"
-INSPECT = Statement(f"{RECORD} WHERE name = ?3 AND expires > ?2 AND boot = ?1")
-INSPECT_MANY = Statement(f"{RECORD} WHERE name IN (SELECT value FROM json_each(?3)) AND expires > ?2 AND boot = ?1")
-HELD = Statement(f"{RECORD} WHERE name > ?3 AND expires > ?2 AND boot = ?1 ORDER BY name LIMIT ?4")
+EXTEND = Statement("""
+UPDATE lock SET renewed = max(renewed, ?1), expires = max(expires, ?1 + batch.ttl)
+FROM (
+    SELECT json_extract(value, '$[0]') AS name, json_extract(value, '$[1]') AS owner, json_extract(value, '$[2]') AS ttl
+    FROM json_each(?2)
+) AS batch
+WHERE lock.name = batch.name AND lock.owner = batch.owner AND lock.expires > ?1
+RETURNING owner
+""")
+FREE = "owner = '', holder = '', expires = ?1"
+RELEASE = Change(f"UPDATE lock SET {FREE} WHERE name = ?2 AND owner = ?3 AND expires > ?1")
+#: Of the very hold that was read before.
+FORCE_RELEASE = Change(f"UPDATE lock SET {FREE} WHERE name = ?2 AND fencing_token IS ?3 AND expires > ?1")
+ADOPT = Statement("""
+UPDATE lock SET owner = ?4, holder = ?5, renewed = ?1, expires = ?1 + ?6
+WHERE name = ?2 AND owner = ?3 AND expires > ?1
+RETURNING fencing_token, acquired_at
+""")
+RECORD = "SELECT name, holder, acquired_at, expires - ?1, fencing_token FROM lock"
+INSPECT = Statement(f"{RECORD} WHERE name = ?2 AND expires > ?1")
+INSPECT_MANY = Statement(f"{RECORD} WHERE name IN (SELECT value FROM json_each(?2)) AND expires > ?1")
+HELD = Statement(f"{RECORD} WHERE name > ?2 AND expires > ?1 ORDER BY name LIMIT ?3")
 #: Where a stretch of so many rows ends. A scan takes one after the other, live or not, so that none lasts long.
-STRETCH = Statement("SELECT name FROM lock WHERE name > ?3 ORDER BY name LIMIT 1 OFFSET ?4")
-_COLUMNS = {"expires_in": "expires - ?2"}
-EXPIRED = "owner <> '' AND (expires <= ?2 - ?3 OR boot <> ?1)"
-LIST_EXPIRED = Statement(f"{RECORD} WHERE {EXPIRED} AND name > ?4 ORDER BY name LIMIT ?5")
-REMAINING = Statement("SELECT expires - ?2 FROM lock WHERE name = ?3 AND expires > ?2 AND boot = ?1")
-IDLE = "owner = '' AND (expires <= ?2 - ?3 OR boot <> ?1)"
+STRETCH = Statement("SELECT name FROM lock WHERE name > ?2 ORDER BY name LIMIT 1 OFFSET ?3")
+_COLUMNS = {"expires_in": "expires - ?1"}
+EXPIRED = "owner <> '' AND expires <= ?1 - ?2"
+LIST_EXPIRED = Statement(f"{RECORD} WHERE {EXPIRED} AND name > ?3 ORDER BY name LIMIT ?4")
+REMAINING = Statement("SELECT expires - ?1 FROM lock WHERE name = ?2 AND expires > ?1")
+IDLE = "owner = '' AND expires <= ?1 - ?2"
 REMOVE_EXPIRED, REMOVE_IDLE = (
     Statement(f"""
-    DELETE FROM lock WHERE name IN (SELECT name FROM lock WHERE {which} AND name > ?5 ORDER BY name LIMIT ?4)
-    RETURNING name, fencing_token
+    DELETE FROM lock WHERE name IN (SELECT name FROM lock WHERE {which} AND name > ?4 ORDER BY name LIMIT ?3)
+    RETURNING name
     """)
     for which in (EXPIRED, IDLE)
 )
-RAISE_FLOOR = "UPDATE floor SET fencing_token = max(fencing_token, ?)"
+
+
+def data_version(connection: sqlite3.Connection, parameters: Parameters) -> int:
+    """Goes up when another connection has written."""
+    version: int = connection.execute("PRAGMA data_version").fetchone()[0]
+    return version
 
 
 @functools.cache
 def scan(fields: Sequence[str]) -> Statement:
     """Name and ``fields`` of the live holds in one stretch."""
     columns = ", ".join(["name", *(_COLUMNS.get(field, field) for field in fields)])
-    return Statement(f"SELECT {columns} FROM lock WHERE name > ?3 AND name <= ?4 AND expires > ?2 AND boot = ?1")
+    return Statement(f"SELECT {columns} FROM lock WHERE name > ?2 AND name <= ?3 AND expires > ?1")
