@@ -87,12 +87,10 @@ class LockFile:
     def _new_mutex(self) -> None:
         # Re-entrant, since a signal handler that uses locks may interrupt this very thread in here.
         self.mutex = threading.RLock()
-        self._new_slice()
-
-    def _new_slice(self) -> None:
-        # `with self._slice` takes it within SLICE seconds, or raises StopIteration and is used up. All in C, since between
-        # acquire() and a try an exception of a signal handler would leave it taken for ever.
-        take = functools.partial(next, iter(functools.partial(self.mutex.acquire, True, SLICE), False))
+        # `with self._slice` takes it within SLICE seconds, or raises KeyError. All in C: between acquire() and a try an
+        # exception of a signal handler would leave it taken for ever.
+        answers = iter(functools.partial(self.mutex.acquire, True, SLICE), None)
+        take = map({True: True}.__getitem__, answers).__next__
         methods = {"__enter__": staticmethod(take), "__exit__": staticmethod(self.mutex.__exit__)}
         self._slice: contextlib.AbstractContextManager[object] = type("Slice", (), methods)()
 
@@ -113,10 +111,9 @@ class LockFile:
                         return work(connection, parameters)
                     except sqlite3.Error as error:
                         busy = self._is_busy(error, deadline, reopened)
-            except StopIteration:
+            except KeyError:
                 if entered:
                     raise
-                self._new_slice()
                 if clock.now() < deadline:
                     continue
                 raise LockBackendError(f"{self}: another request of this process does not come to its end") from None
