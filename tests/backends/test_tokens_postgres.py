@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 import pytest
 from django.db import transaction
 
+from angee_jobs.locks import lock
 from angee_jobs.locks.backends.advisory.backend import PostgresAdvisoryLockBackend
 from angee_jobs.locks.backends.postgres.tokens import SEQUENCE
 from angee_jobs.locks.backends.table import TableLockBackend
@@ -173,6 +174,32 @@ def test_a_crash_beside_200_sessions_takes_no_token_back(own_server, backend_cla
         server.start()
         give_up(backend, NAME, owner)
         assert token(backend) > before
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("backend", ["postgres_table", "postgres_advisory"])
+def test_a_crash_of_the_server_takes_no_token_back_that_another_session_had_made_ready(postgres, backend):
+    """A sequence logs values ahead. Whoever draws one of those does not wait until the log is on the disk.
+
+    Found by the torture run (`python -m tests.torture`).
+    """
+    mine = lock("torture-token", ttl=2, backend=backend)
+    assert mine.acquire()
+    assert mine.release()
+    drawn = "SELECT nextval('angee_jobs_fencing_token')"
+    stranger = postgres.connect(autocommit=False)  # who never commits, and so never waits for the disk
+    logged = "SELECT log_cnt FROM angee_jobs_fencing_token"
+    while stranger.execute(drawn).fetchone() and stranger.execute(logged).fetchone() != (32,):
+        pass
+    assert mine.acquire()
+    before = mine.fencing_token
+    postgres.kill()
+    stranger.close()
+    postgres.start()
+    again = lock("torture-token", ttl=30, backend=backend)
+    assert again.acquire(timeout=20)  # a lease has survived the crash
+    assert again.fencing_token > before
+    again.release()
 
 
 # The clock.

@@ -5,7 +5,7 @@ import unittest
 from typing import Any
 
 import pytest
-from django.db import connections, transaction
+from django.db import OperationalError, connections, transaction
 
 from angee_jobs.locks import (
     lock,
@@ -49,3 +49,23 @@ class TestLocal(Refused, unittest.TestCase):
 
 class TestSqlite(Refused, unittest.TestCase):
     strategy = SqliteTable()
+
+
+@pytest.mark.once
+@pytest.mark.parametrize("backend", ["postgres_table", "redis"])
+def test_a_guard_on_a_connection_that_is_gone_raises_an_error_of_django(postgres, valkey, backend):
+    """And not one of the driver, which nobody who uses Django would catch.
+
+    Found by the torture run (`python -m tests.torture`).
+    """
+    with lock("torture-guard", backend=backend) as held:
+        with pytest.raises(OperationalError):
+            with transaction.atomic(using="postgres"):
+                connections["postgres"].ensure_connection()
+                postgres.terminate(connections["postgres"].connection.info.backend_pid)
+                with held.guard(using="postgres"):
+                    raise AssertionError("nothing can be guarded here")
+    connections["postgres"].close_if_unusable_or_obsolete()
+    with lock("torture-guard", backend=backend) as held:
+        with transaction.atomic(using="postgres"), held.guard(using="postgres"):
+            pass

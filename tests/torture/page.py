@@ -100,7 +100,7 @@ When a clock jumps, it is the clock of two workers of each backend at once. Valk
 append-only file before it answers: without that, a crash forgets locks, as [the page on Redis](howto/redis.md) says.
 No machine crashes in this run, so neither server waits for its disk. An overlap is two sections at once in which both
 holders believed in their lock, after a fault had ended the older hold. What the run found while it was being written
-has tests of its own in `tests/backends/test_found_by_torture.py`.
+has tests of its own, in the module of each subject.
 """
 
 
