@@ -57,6 +57,26 @@ def pytest_report_header() -> str:
     return f"django: {django.get_version()}, servers missing: {', '.join(missing) or 'none'}"
 
 
+#: What starts a server, or is asked for by who starts one.
+SERVER_FIXTURES = {
+    *("servers", "server_dir", "postgres", "pgbouncer", "pgbouncer_session", "valkey", "redis7", "celery_queue")
+}
+#: Modules whose tests are runs of other processes, or of many seconds; `--quick` leaves these out too.
+NOT_QUICK = {
+    "test_celery",
+    "test_celery_canvas",
+    "test_celery_once",
+    "test_decorators",
+    "test_django_tasks",
+    "test_fork",
+    "test_liveness",
+    "test_model",
+    "test_project",
+    "test_queues",
+    "test_servers",
+    "test_strikes",
+}
+
 #: Modules of few tests that take long. They come first, so that no worker is left with one when the others are done.
 LONG_MODULES = (
     "test_run_locked",
@@ -77,9 +97,33 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(8, 3 * (os.cpu_count() or 1))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only the tests that need no server and no long process run")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     rank = {name: number for number, name in enumerate(LONG_MODULES)}
     items.sort(key=lambda item: rank.get(item.path.stem, len(rank)))
+    if config.getoption("quick"):
+        slow = [item for item in items if takes_long(item)]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if item not in set(slow)]
+
+
+def takes_long(item: pytest.Item) -> bool:
+    """Whether a test needs a server, or is a long run of processes."""
+    if item.path.stem in LONG_MODULES or item.path.stem in NOT_QUICK or item.get_closest_marker("alone"):
+        return True
+    callspec = getattr(item, "callspec", None)
+    backend = callspec.params.get("alias") if callspec else None
+    return bool(LOCK_BACKENDS.get(backend)) or not SERVER_FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
+
+
+@pytest.fixture(scope="session")
+def servers(request: pytest.FixtureRequest) -> None:
+    """What starts a server asks for this first."""
+    if request.config.getoption("quick"):
+        pytest.skip("--quick starts no server")
 
 
 def migrate(alias: str) -> None:
@@ -107,7 +151,7 @@ def fresh_connections() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def postgres_server(databases: None) -> Iterator[PostgresServer]:
+def postgres_server(databases: None, servers: None) -> Iterator[PostgresServer]:
     require(PostgresServer.unavailable())
     # A disk that stalls for seconds is no test of a lock. What a killed server has written, the system has and keeps.
     with PostgresServer(settings.POSTGRES_DIR, port=settings.POSTGRES_PORT, options={"fsync": "off"}) as server:
@@ -132,14 +176,14 @@ def pgbouncer_session_server(postgres_server: PostgresServer) -> Iterator[PgBoun
 
 
 @pytest.fixture(scope="session")
-def valkey_server() -> Iterator[ValkeyServer]:
+def valkey_server(servers: None) -> Iterator[ValkeyServer]:
     require(ValkeyServer.unavailable())
     with ValkeyServer(settings.VALKEY_SOCKET.parent) as server:
         yield server
 
 
 @pytest.fixture(scope="session")
-def redis7_server() -> Iterator[RedisServer]:
+def redis7_server(servers: None) -> Iterator[RedisServer]:
     require(RedisServer.unavailable())
     with RedisServer(settings.TEST_DIR / "redis") as server:
         yield server
@@ -231,7 +275,7 @@ def as_in_production(alias: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def celery_queue(databases: None) -> Iterator[Any]:
+def celery_queue(databases: None, servers: None) -> Iterator[Any]:
     """A broker of its own with the app of `tests.support.children.celery_app`, and the workers that a test starts."""
     require(ValkeyServer.unavailable() or missing_packages("celery"))
     from tests.support.celery_workers import CeleryQueue
