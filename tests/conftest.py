@@ -68,11 +68,15 @@ NOT_QUICK = {
     "test_celery_once",
     "test_decorators",
     "test_django_tasks",
+    "test_exit",
     "test_fork",
+    "test_green_threads",
     "test_liveness",
     "test_model",
     "test_project",
     "test_queues",
+    "test_reap_locks",
+    "test_run_locked_usage",
     "test_servers",
     "test_strikes",
 }
@@ -108,6 +112,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         slow = [item for item in items if takes_long(item)]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in set(slow)]
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_processes_if_quick(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Of the contract, `--quick` leaves out what takes another process."""
+    if not request.config.getoption("quick"):
+        yield
+        return
+    from angee_jobs.locks.testing import ContractCase
+
+    def skip(case: ContractCase, *args: Any) -> None:
+        case.skipTest("--quick starts no process")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ContractCase, "peer", skip)
+        patch.setattr(ContractCase, "new_peer", skip)
+        yield
 
 
 def takes_long(item: pytest.Item) -> bool:
