@@ -123,6 +123,7 @@ def no_processes_if_quick(request: pytest.FixtureRequest) -> Iterator[None]:
     from angee_jobs.locks.testing import ContractCase
 
     def skip(case: ContractCase, *args: Any) -> None:
+        case.needs("processes")
         case.skipTest("--quick starts no process")
 
     with pytest.MonkeyPatch.context() as patch:
