@@ -130,7 +130,7 @@ PROMISES = [
             "policy/test_fork",
             "backends/test_postgres_session",
         ],
-        ["support/children"],
+        ["children"],
     ),
     Promise(
         "Who holds what",
