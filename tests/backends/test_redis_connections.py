@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
 
 from angee_jobs.locks import LockBackendError
+from angee_jobs.locks.backends.redis import pool as redis_pool
 from angee_jobs.locks.clock import now
+from tests.support.procs import Child
 from tests.support.redis_tools import (
     DJANGO,
     backend_for,
     new_name,
     new_owner,
+    running,
     soon,
     take,
+    url,
     works,
 )
 from tests.support.servers import eventually, free_port, missing_packages
@@ -94,3 +99,83 @@ def test_idle_connections_are_closed_after_a_while(redis_backend, valkey, monkey
         assert works(redis_backend)
     assert len(redis_backend.connections._idle) == 1
     eventually(lambda: len(valkey.clients()) == 1)
+
+
+def test_without_descriptors_threads_wait_for_the_connections_that_are_there(valkey):
+    """Renewals, too: what is short costs those who want more, not those who hold."""
+    with Child("redis_waiter:without_descriptors", "5") as child:
+        assert child.expect("kept", timeout=40) == "1"
+        assert int(child.expect("least")) > 20
+        assert child.expect("failed") == "0"
+        assert child.wait() == 0
+
+
+def test_a_server_without_room_for_more_clients(server_dir):
+    with running(server_dir) as server, server.connect() as client:
+        client.ping()
+        with backend_for({"BACKEND": DJANGO, "LOCATION": url(server)}) as backend:
+            assert works(backend)
+            client.config_set("maxclients", 2)
+            errors: list[BaseException] = []
+
+            def work() -> None:
+                try:
+                    for _ in range(20):
+                        assert works(backend)
+                except BaseException as error:
+                    errors.append(error)
+
+            threads = [threading.Thread(target=work) for _ in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(30)
+            assert not errors
+            backend.close()
+            with pytest.raises(LockBackendError, match="refused the connection: max number of clients") as caught:
+                client.config_set("maxclients", 1)
+                take(backend, new_name())
+            assert not caught.value.uncertain
+            client.config_set("maxclients", 100)
+
+
+def test_where_no_thread_can_be_started_the_caller_connects(redis_backend, monkeypatch):
+    monkeypatch.setattr(redis_pool.process, "start_thread", lambda run, name: False)
+    assert works(redis_backend)
+
+
+def test_a_connection_that_another_thread_takes_while_it_is_given_back(redis_backend, monkeypatch):
+    """The oldest idle one is looked at; it may be gone by then."""
+    monkeypatch.setattr(redis_pool, "IDLE_SECONDS", -1.0)  # every one is too old
+
+    class Taken(list):
+        def remove(self, value: object) -> None:
+            super().remove(value)
+            super().remove(value)  # as when another thread was faster
+
+    redis_backend.connections._idle = Taken()
+    assert works(redis_backend)
+
+
+def test_two_threads_give_back_and_take_at_once(redis_backend, monkeypatch):
+    monkeypatch.setattr(redis_pool, "IDLE_SECONDS", 0.0)
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(300):
+                redis_backend.inspect(new_name(), soon())
+        except BaseException as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not errors

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from angee_jobs.locks import lock_backends
@@ -32,4 +34,11 @@ def test_a_fork_inside_a_block(valkey, alias):
     with Child("redis_waiter:forks", alias, "forked") as child:
         heard = [child.line() for _ in range(5)]
         assert sorted(heard) == ["again", "child _exit 0", "child block 0", "child exit 0", "free 1"], child.stderr()
+        assert child.wait() == 0
+
+
+def test_a_fork_in_c_with_a_backend_that_is_kept(valkey):
+    """As uWSGI forks: no hook of Python runs, and the child goes on with the parent's instance."""
+    with Child("redis_waiter:forks_in_c", f"angee:test:{os.getpid()}") as child:
+        assert [child.line(30) for _ in range(3)] == ["child 0", "child 0", "released 1"], child.stderr()
         assert child.wait() == 0

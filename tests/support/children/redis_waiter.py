@@ -140,3 +140,92 @@ def silent_names(folder: str) -> None:
             ticking.join()
             say("longest", f"{longest:.2f}")
             say("kept", int(held.held))
+
+
+def without_descriptors(seconds: str) -> None:
+    """Holds a lease, and lets six threads lock other keys, while no descriptor is to be had."""
+    import threading
+
+    verbs = lock_backends.verbs("redis")
+    failed: list[str] = []
+    done = [0] * 6
+    over = threading.Event()
+
+    def work(number: int) -> None:
+        while not over.is_set():
+            try:
+                with lock(f"free-{os.getpid()}-{number}", backend="redis"):
+                    done[number] += 1
+            except Exception as error:
+                failed.append(repr(error))
+
+    with lock(f"kept-{os.getpid()}", ttl=3, backend="redis") as held:
+        verbs.is_held("warm")
+        fillers = []
+        try:
+            while True:
+                fillers.append(os.open(os.devnull, os.O_RDONLY))
+        except OSError:
+            pass
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(6)]
+        for thread in threads:
+            thread.start()
+        time.sleep(float(seconds))
+        over.set()
+        for thread in threads:
+            thread.join(20)
+        kept = held.held and held.extend()
+        for each in fillers:
+            os.close(each)
+        say("kept", int(kept))
+        say("least", min(done))
+        say("failed", len(failed), *failed[:1])
+
+
+def forks_in_c(key: str) -> None:
+    """Forks without Python's knowledge, with a backend and its connections; parent and child use it at once."""
+    import ctypes
+
+    from angee_jobs.locks.clock import now
+
+    verbs = lock_backends.verbs("redis")
+    fork = ctypes.PyDLL(None).fork
+    assert verbs.acquire(key, "the parent's", 60.0, "{}", now() + 5) is not None
+    verbs.remaining(key, now() + 5)
+    verbs.wait_for_change(5.0)
+    subscriber = verbs.watcher._connection.sock.fileno()
+    children = []
+    for number in range(2):
+        pid = fork()
+        if pid == 0:
+            code = 1
+            try:
+                use(verbs, key, f"{key}-child-{number}")
+                assert verbs.acquire(key, "the child's", 60.0, "{}", now() + 5) is None
+                verbs.remaining(key, now() + 5)
+                assert verbs.wait_for_change(5.0) is None
+                verbs.stop_watching()
+                code = 0
+            except BaseException as error:
+                say("child failed", repr(error))
+            finally:
+                os._exit(code)
+        children.append(pid)
+    use(verbs, key, f"{key}-parent")
+    for pid in children:
+        say("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    assert verbs.watcher._connection.sock.fileno() == subscriber
+    verbs.wait_for_change(0.1)
+    assert verbs.watcher._connection is not None, "the parent's subscription was broken"
+    say("released", int(verbs.release(key, "the parent's", now() + 5)))
+
+
+def use(verbs: object, held: str, own: str) -> None:
+    """Each answer is checked: one that was another's would be of another kind, or of another name."""
+    from angee_jobs.locks.clock import now
+
+    for _ in range(200):
+        assert verbs.acquire(own, own, 60.0, "{}", now() + 5) is not None
+        assert verbs.inspect(own, now() + 5).name == own
+        assert verbs.inspect(held, now() + 5).name == held
+        assert verbs.release(own, own, now() + 5) is True
