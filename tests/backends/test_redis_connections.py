@@ -132,7 +132,8 @@ def test_a_server_without_room_for_more_clients(server_dir):
                 thread.join(30)
             assert not errors
             backend.close()
-            with pytest.raises(LockBackendError, match="refused the connection: max number of clients") as caught:
+            # The server says so and hangs up: where it does that too early, the driver tells of a broken pipe.
+            with pytest.raises(LockBackendError, match="max number of clients|cannot be reached") as caught:
                 client.config_set("maxclients", 1)
                 take(backend, new_name())
             assert not caught.value.uncertain

@@ -194,13 +194,15 @@ def forks_in_c(key: str) -> None:
     verbs.remaining(key, now() + 5)
     verbs.wait_for_change(5.0)
     subscriber = verbs.watcher._connection.sock.fileno()
-    children = []
+    children, inherited = [], list(verbs.connections._idle)
+    assert inherited
     for number in range(2):
         pid = fork()
         if pid == 0:
             code = 1
             try:
                 use(verbs, key, f"{key}-child-{number}")
+                assert not any(each in inherited for each in verbs.connections._idle), "the parent's is used"
                 assert verbs.acquire(key, "the child's", 60.0, "{}", now() + 5) is None
                 verbs.remaining(key, now() + 5)
                 assert verbs.wait_for_change(5.0) is None
