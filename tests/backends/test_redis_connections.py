@@ -133,7 +133,7 @@ def test_a_server_without_room_for_more_clients(server_dir):
             assert not errors
             backend.close()
             # The server says so and hangs up: where it does that too early, the driver tells of a broken pipe.
-            with pytest.raises(LockBackendError, match="max number of clients|cannot be reached") as caught:
+            with pytest.raises(LockBackendError, match=r"max number of clients|cannot be reached") as caught:
                 client.config_set("maxclients", 1)
                 take(backend, new_name())
             assert not caught.value.uncertain

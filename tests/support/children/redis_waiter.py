@@ -201,8 +201,9 @@ def forks_in_c(key: str) -> None:
         if pid == 0:
             code = 1
             try:
-                use(verbs, key, f"{key}-child-{number}")
+                assert verbs.inspect(key, now() + 5).name == key
                 assert not any(each in inherited for each in verbs.connections._idle), "the parent's is used"
+                use(verbs, key, f"{key}-child-{number}")
                 assert verbs.acquire(key, "the child's", 60.0, "{}", now() + 5) is None
                 verbs.remaining(key, now() + 5)
                 assert verbs.wait_for_change(5.0) is None

@@ -63,7 +63,7 @@ def check_server(backend: RedisLockBackend) -> list[CheckMessage]:
     deadline = clock.now() + TIMEOUT
     where = f"The lock backend {backend.alias!r}"
     try:
-        return [*_check_scripts(backend, where, deadline), *_check_rest(backend, where, deadline)]
+        return _check_scripts(backend, where, deadline) or _check_rest(backend, where, deadline)
     except LockBackendError as error:
         hint = "Run the check where the server can be reached; nothing is known about it now."
         if "max number of clients" in str(error):
@@ -91,7 +91,7 @@ def _check_scripts(backend: RedisLockBackend, where: str, deadline: float) -> li
         finally:
             backend.release(name, owner, deadline)
     except LockBackendError as error:
-        if isinstance(error.__cause__, Exception) and refusal_of(error.__cause__):
+        if f"{backend.cache} refused to " in str(error):  # not the login, nor the connection
             return [Error(f"{where}: {error}", hint=_remedy(error, _RIGHTS), id="angee_jobs.E023")]
         raise
     if listed == 1:
