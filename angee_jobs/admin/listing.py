@@ -26,8 +26,7 @@ from ..locks.conf import lock_backends
 from ..locks.errors import LockError
 from ..locks.holder import parse_holder
 from ..locks.keys import PREFIX, LockKey
-from ..locks.operations import telling
-from ..locks.transactions import settle
+from ..locks.operations import about_to_ask
 from ..locks.types import Holder
 from .query import ORDERS, Query, parse_key, searcher
 
@@ -202,9 +201,7 @@ def _read_backend(found: Listing, best: _Best, alias: str, end: float) -> None:
 
 def _scan(alias: str, order: str, searched: bool, seconds: float) -> Iterator[list[Scanned]]:
     """All holds of a backend, many at a time; only the fields that are needed, if the backend can scan."""
-    settle()
-    verbs = telling(alias)
-    deadline = clock.now() + seconds
+    verbs, deadline = about_to_ask(alias, seconds)
     field = ORDERS[order]
     fields = [field] if field else []
     if searched and field != "holder":

@@ -1,43 +1,37 @@
-"""What a lock does, as steps (see ``steps.py``): take a hold, extend it, hand it over, give it up.
+"""Acquiring, adopting, extending, detaching and releasing a hold, as generators of operations (``concurrency.py``).
 
 An exception may strike at any instruction: a signal handler's (Celery's soft time limit is one), or a cancellation.
-So a hold, with its owner id, exists before the request that may win it, and whoever is struck between the request and
-the moment when the hold is known hands it to the renewal thread, which releases by owner id whatever came of it.
+So a hold, with its owner id, exists before the request that may win it. A caller that is struck between the request and
+the moment when the hold is known abandons it: the background thread releases by owner id, whatever the request did.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
-from django.core.exceptions import ImproperlyConfigured
+from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 
 from . import clock, signals
-from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, Grant, HandleBackend
-from .concurrency import Call, Sleep, Steps, ThreadBell
-from .errors import LockBackendError, LockLostError, LockNotAcquiredError
-from .hold import End, Hold, new_owner_id
-from .holder import describe_holder
+from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, Grant
+from .backends.third_party import HandleBackend
+from .concurrency import Call, Operations, Sleep, ThreadWaker, Waker
+from .errors import LockBackendError, LockLostError, LockNotAcquiredError, lost_error
+from .hold import Hold, State, new_owner_id
+from .holder import describe_holder, describes_this_thread
+from .options import LockOptions
 from .renewal import renewer
-from .transactions import settle
-from .waiting import room_of, wait_in_line
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from .concurrency import Bell
-    from .keys import LockKey
-    from .types import LockInfo
+from .transactions import deferred_releases
+from .types import LockInfo
+from .waiting import wait_for_turn, waiters_of
 
 logger = logging.getLogger("angee_jobs.locks")
 
 #: How often a coroutine asks a backend that has only ``try_acquire``, in seconds.
 HANDLE_POLL_SECONDS = 0.05
-
-
-def lost_error(name: str) -> LockLostError:
-    return LockLostError(f"The hold of {name} ended before it was released", name=name)
+#: How long a refused caller looks for the holder, in seconds: one that did not want to wait, and one that has waited.
+LOOK_SECONDS, LOOK_AFTER_WAIT_SECONDS = 1.0, 0.2
 
 
 def leases_only(backend: BaseLockBackend, what: str) -> None:
@@ -49,171 +43,169 @@ def leases_only(backend: BaseLockBackend, what: str) -> None:
         )
 
 
-def acquire_steps(
-    backend: BaseLockBackend,
-    key: LockKey,
-    name: str,
-    *,
+def acquire(
+    hold: Hold,
+    options: LockOptions,
     wait: float | None,
-    ttl: float | None,
-    note: str,
+    make_waker: Callable[[], Waker],
+    *,
     renews: bool,
-    at_least: float | None,
-    at_most: float | None,
-    make_bell: Callable[[], Bell],
     raises: bool,
-    take: Callable[[Hold], None],
-) -> Steps[Hold | None]:
-    """The new hold, after ``take`` was told of it; None if refused, or LockNotAcquiredError if ``raises``."""
-    if at_least is not None:
-        leases_only(backend, "hold_at_least")
-    room = room_of(backend)
-    seconds = ttl or backend.ttl
-    hold = Hold(key, name, backend, room, seconds if at_most is None else min(seconds, at_most))
-    holder = describe_holder(note, hold.ttl if backend.leases else None)
-    began = clock.now()
-    waits = bool(wait)
+) -> Operations[bool]:
+    """Whether ``hold`` was granted within ``wait`` seconds; LockNotAcquiredError instead of False if ``raises``."""
+    backend, name = hold.backend, hold.name
+    holder = describe_holder(options.note, hold.ttl if backend.leases else None)
+    began = hold.started = clock.now()
 
-    def attempt(deadline: float, *, next_in_line: bool = False) -> Grant | None:
+    def attempt(deadline: float, *, as_waiter: bool = False) -> Grant | None:
         hold.started = clock.now()
-        acquire = backend.acquire_next if next_in_line else backend.acquire
-        return acquire(name, hold.owner, hold.ttl, holder, deadline)
+        request = backend.acquire_next if as_waiter else backend.acquire
+        return request(name, hold.owner, hold.ttl, holder, deadline)
 
     try:
-        limit = began + VERB_SECONDS if not wait else began + min(wait, VERB_SECONDS)
+        limit = began + (min(wait, VERB_SECONDS) if wait else VERB_SECONDS)
         grant: Grant | None = None
+        waits = bool(wait)
+        # Asked before the attempt: one that is being released meanwhile may be gone after it.
+        kept = deferred_releases.get((backend, name)) if deferred_releases else None
         if isinstance(backend, HandleBackend):
-            if room.bindings:
-                yield Call(settle)
-            grant = yield from _handle_steps(backend, hold, wait, make_bell())
-            wait = None
-        elif not wait or name not in room.lines:  # a newcomer who will wait does not overtake those who do
-            bound = bool(room.bindings)  # asked before the try: one that is being settled may be gone after it
-            grant = yield Call(attempt, limit, hold=hold)
-            if grant is None and bound:
-                yield Call(settle)  # the holder's transaction may be over without anybody having noticed
-                grant = yield Call(attempt, limit, hold=hold)
-        if grant is None and wait:
-            attempt_next = functools.partial(attempt, next_in_line=True)
-            grant = yield from wait_in_line(room, hold, began + wait, make_bell(), attempt_next)
+            if kept is not None:
+                yield Call(kept.finish, limit)
+            grant = yield from _acquire_handle(backend, hold, wait, make_waker())
+            waits = False
+        elif not waits or backend.waiters is None or name not in waiters_of(backend).queues:
+            # A newcomer who would wait does not overtake those who do.
+            first = Call(backend.acquire, name, hold.owner, hold.ttl, holder, limit)
+            first.hold = hold
+            grant = yield first
+            if grant is None and kept is not None:
+                yield Call(kept.finish, limit)  # its transaction may have ended unnoticed
+                grant = yield Call.of(hold, attempt, limit)
+        if grant is None and waits:
+            assert wait is not None
+            attempt_next = functools.partial(attempt, as_waiter=True)
+            grant = yield from wait_for_turn(waiters_of(backend), hold, began + wait, make_waker(), attempt_next)
         if grant is None:
-            yield from _refused_steps(backend, key, name, clock.now() - began, raises, 0.2 if waits else 1.0)
-            return None
-        if at_least is not None:
-            hold.keep_until = hold.started + at_least
-        if at_most is not None:
-            hold.latest_end = hold.started + at_most
-        hold.grant(grant, renews=renews)
-        renewer.add(hold)
-        take(hold)
+            looks = LOOK_AFTER_WAIT_SECONDS if wait else LOOK_SECONDS
+            yield from _refuse(hold, clock.now() - began, raises, looks)
+            return False
+        if options.hold_at_least is not None:
+            hold.keep_until = hold.started + options.hold_at_least
+        if options.hold_at_most is not None:
+            hold.latest_end = hold.started + options.hold_at_most
+        renewer.watch(hold, grant, renews=renews)
         if signals.lock_acquired.receivers:
             signals.tell(
                 signals.lock_acquired,
                 type(backend),
-                key=key,
+                key=hold.key,
                 backend=backend.alias,
                 fencing_token=hold.fencing_token,
                 waited=clock.now() - began,
             )
-        return hold
-    except LockNotAcquiredError:
-        raise
+        return True
+    except (LockNotAcquiredError, ImproperlyConfigured, SynchronousOnlyOperation):
+        raise  # nothing was granted
     except BaseException as error:
-        renewer.take_back(hold, error)
+        _abandon_attempt(hold, error)
         raise
 
 
-def _handle_steps(backend: HandleBackend, hold: Hold, wait: float | None, bell: Bell) -> Steps[Grant | None]:
+def _abandon_attempt(hold: Hold, error: BaseException) -> None:
+    """Schedule a release, unless the error proves that nothing was sent."""
+    if not isinstance(error, LockBackendError) or error.uncertain:
+        renewer.abandon(hold)
+
+
+def _acquire_handle(backend: HandleBackend, hold: Hold, wait: float | None, waker: Waker) -> Operations[Grant | None]:
     """Let a backend that waits by itself do so; but coroutines share a few threads, so for them it is asked again."""
     hold.started = clock.now()
-    if isinstance(bell, ThreadBell):
-        grant: Grant | None = yield Call(backend.acquire_within, hold.key, hold.owner, wait, hold=hold)
+    if isinstance(waker, ThreadWaker):
+        grant: Grant | None = yield Call.of(hold, backend.acquire_within, hold.key, hold.owner, wait)
         return grant
     end = hold.started + (wait or 0.0)
     while True:
-        grant = yield Call(backend.acquire_within, hold.key, hold.owner, None, hold=hold)
+        grant = yield Call.of(hold, backend.acquire_within, hold.key, hold.owner, None)
         left = end - clock.now()
         if grant is not None or left <= 0:
             return grant
-        yield Sleep(bell, min(HANDLE_POLL_SECONDS, left))
+        yield Sleep(waker, min(HANDLE_POLL_SECONDS, left))
         hold.started = clock.now()
 
 
-def _refused_steps(
-    backend: BaseLockBackend, key: LockKey, name: str, waited: float, raises: bool, patience: float
-) -> Steps[None]:
-    """Make the refusal visible; the holder is looked up, for ``patience`` seconds, only if somebody is to see it."""
+def _refuse(hold: Hold, waited: float, raises: bool, seconds: float) -> Operations[None]:
+    """Make the refusal visible; the holder is looked up, for ``seconds``, only if it is going to be seen."""
+    backend, name = hold.backend, hold.name
     holder: LockInfo | None = None
-    if raises or signals.lock_refused.receivers or logger.isEnabledFor(logging.INFO):
-        holder = yield from _look_steps(backend, name, patience)
-    who = f", held by {holder.holder}" if holder is not None and holder.holder is not None else ""
+    if backend.inspectable and (raises or signals.lock_refused.receivers or logger.isEnabledFor(logging.INFO)):
+        holder = yield from _look_up(backend, name, seconds)
+    who = ""
+    if holder is not None and holder.holder is not None:
+        who = f", held by {holder.holder}{' (this very thread)' if describes_this_thread(holder.holder) else ''}"
     logger.info("Refused the lock %s after %.3f s%s", name, waited, who)
-    signals.tell(signals.lock_refused, type(backend), key=key, backend=backend.alias, waited=waited, holder=holder)
+    signals.tell(signals.lock_refused, type(backend), key=hold.key, backend=backend.alias, waited=waited, holder=holder)
     if raises:
         raise LockNotAcquiredError(f"The lock {name} is taken{who}", name=name, holder=holder)
 
 
-def _look_steps(backend: BaseLockBackend, name: str, patience: float) -> Steps[LockInfo | None]:
+def _look_up(backend: BaseLockBackend, name: str, seconds: float) -> Operations[LockInfo | None]:
     """Who holds ``name``, for a message: None also if that cannot be told."""
     try:
-        record = yield Call(backend.inspect, name, clock.now() + patience)
+        record = yield Call(backend.inspect, name, clock.now() + seconds)
         return None if record is None else backend.info(record)
     except Exception:
         return None
 
 
-def adopt_steps(
-    backend: BaseLockBackend, key: LockKey, name: str, owner: str, *, ttl: float | None, note: str
-) -> Steps[Hold]:
-    """The hold that takes the place of the detached one of ``owner``; LockLostError if that is gone."""
-    leases_only(backend, "attach_lock()")
-    hold = Hold(key, name, backend, room_of(backend), ttl or backend.ttl)
+def adopt(hold: Hold, owner: str, note: str) -> Operations[None]:
+    """Let ``hold`` take the place of the detached one of ``owner``; LockLostError if that is gone."""
+    leases_only(hold.backend, "attach_lock()")
     try:
         hold.started = clock.now()
         limit = hold.started + VERB_SECONDS
-        grant: Grant | None = yield Call(
-            backend.adopt, name, owner, hold.owner, hold.ttl, describe_holder(note, hold.ttl), limit, hold=hold
+        holder = describe_holder(note, hold.ttl)
+        grant: Grant | None = yield Call.of(
+            hold, hold.backend.adopt, hold.name, owner, hold.owner, hold.ttl, holder, limit
         )
         if grant is None:
             raise LockLostError(
-                f"There is no detached hold of {name} with this owner id: it ran out, or somebody attached it before",
-                name=name,
+                f"There is no detached hold of {hold.name} with this owner id: it ran out, or was attached before",
+                name=hold.name,
             )
-        hold.grant(grant, renews=False)
-        renewer.add(hold)
-        return hold
+        renewer.watch(hold, grant, renews=False)
     except LockLostError:
         raise
     except BaseException as error:
-        renewer.take_back(hold, error)
+        _abandon_attempt(hold, error)
         raise
 
 
-def detach_steps(hold: Hold, ttl: float | None, note: str) -> Steps[str]:
-    """The owner id of the hold's heir, whom nobody holds yet."""
+def detach(hold: Hold, ttl: float | None, note: str) -> Operations[str]:
+    """The owner id of the hold's new owner, which no process has yet."""
     leases_only(hold.backend, "detach()")
-    if not hold.end(End.DETACHED):
-        raise lost_error(hold.name)
-    renewer.forget(hold)
-    heir, length = new_owner_id(), ttl or hold.ttl
-    limit = min(clock.now() + VERB_SECONDS, hold.deadline)
+    new_owner, length = new_owner_id(), ttl or hold.ttl
     try:
-        grant: Grant | None = yield Call(
-            hold.backend.adopt, hold.name, hold.owner, heir, length, describe_holder(note, length), limit, hold=hold
+        if not renewer.end(hold, State.DETACHED):
+            raise lost_error(hold.name)
+        limit = min(clock.now() + VERB_SECONDS, hold.deadline)
+        holder = describe_holder(note, length)
+        grant: Grant | None = yield Call.of(
+            hold, hold.backend.adopt, hold.name, hold.owner, new_owner, length, holder, limit
         )
-    except BaseException:
-        # Whether it is the heir's by now, nobody knows, and nobody will ever know the heir: free it from either.
-        renewer.abandon(hold)
-        renewer.abandon(hold.of(heir))
+        if grant is None:
+            renewer.lose_released(hold, "the backend did not know it any more when it was detached")
+            raise lost_error(hold.name)
+        return new_owner
+    except LockLostError:
         raise
-    if grant is None:
-        hold.found_lost()
-        renewer.tell_loss(hold, "the backend did not know it any more when it was detached")
-        raise lost_error(hold.name)
-    return heir
+    except BaseException:
+        # The new owner may have it by now, and its owner id will never be known: free it from either.
+        renewer.abandon(hold)
+        renewer.abandon(hold.of(new_owner))
+        raise
 
 
-def extend_steps(hold: Hold, ttl: float | None) -> Steps[bool]:
+def extend(hold: Hold, ttl: float | None) -> Operations[bool]:
     """Whether the live ``hold`` was extended."""
     seconds = min(ttl or hold.ttl, max(hold.latest_end - clock.now(), 0.001))
     sent = clock.now()
@@ -223,50 +215,42 @@ def extend_steps(hold: Hold, ttl: float | None) -> Steps[bool]:
         renewer.lose(hold, "the backend does not know it any more")
         return False
     if hold.ended:
-        if hold.ended is End.LOST:  # told meanwhile: it may not come back
+        if hold.state is State.LOST:  # told meanwhile: it may not come back
             renewer.abandon(hold)
         return False
     hold.extended(sent, seconds)
     return True
 
 
-def finish_steps(hold: Hold) -> Steps[End | None]:
-    """Give up ``hold``: RELEASED, LOST if it was gone already, or None if somebody else has ended it."""
+def release(hold: Hold, *, before: float | None = None, dispatch: bool = False) -> Operations[State | None]:
+    """Release ``hold``: RELEASED, LOST if it was gone already, or None if another caller has ended it.
+
+    ``before`` is an earlier end of the request than usual. With ``dispatch`` the signal goes out on a thread for it.
+    """
     if hold.foreign:
         return None
     try:
-        if hold.over and hold.ended is None:
+        if hold.over and not hold.ended:
             renewer.expire(hold)
-            return End.LOST
-        if not hold.end(End.RELEASED):
-            return End.LOST if hold.ended is End.LOST else None
-        renewer.forget(hold)
+            return State.LOST
+        if not renewer.end(hold, State.RELEASED):
+            return State.LOST if hold.state is State.LOST else None
         now = clock.now()
         limit = min(now + VERB_SECONDS, max(hold.deadline, now + 0.25))
-        released = yield Call(hold.give_up, limit, hold=hold)
+        if before is not None:
+            limit = min(limit, before)
+        released = yield Call.of(hold, hold.release_at_backend, limit)
         if not released:
-            hold.found_lost()
-            renewer.tell_loss(hold, "the backend did not know it any more when it was released")
-            return End.LOST
+            renewer.lose_released(hold, "the backend did not know it any more when it was released")
+            return State.LOST
     except LockBackendError as error:
         renewer.abandon(hold)
         if hold.over:
-            hold.found_lost()
-            renewer.tell_loss(hold, f"its lease ran out while it could not be released: {error}")
-            return End.LOST
+            renewer.lose_released(hold, f"its lease ran out while it could not be released: {error}")
+            return State.LOST
         raise
     except BaseException:
         renewer.abandon(hold)
         raise
-    if hold.room.lines:
-        hold.room.changed(hold.name)
-    if signals.lock_released.receivers:
-        signals.tell(
-            signals.lock_released,
-            type(hold.backend),
-            key=hold.key,
-            backend=hold.backend.alias,
-            fencing_token=hold.fencing_token,
-            held_for=clock.now() - hold.started,
-        )
-    return End.RELEASED
+    renewer.tell_release(hold, dispatch=dispatch)
+    return State.RELEASED

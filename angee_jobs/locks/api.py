@@ -5,34 +5,21 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast
 
-from .acquiring import adopt_steps
-from .block import ExitOnStack
-from .concurrency import ThreadBell, run
+from .block import Entrance, aenter_task_lock, aexit_of_statement, enter_task_lock, exit_of_statement
 from .errors import LockLostError
 from .hold import OwnerId
-from .keys import LockKey
+from .keys import LockKey, as_lock_key
 from .lock import Lock
-from .transactions import current_transactions
+from .options import DEFAULTS, LockOptions, Options, spelled_out
 from .types import Seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def lock(
-    key: LockKey | str,
-    *,
-    timeout: Seconds | None = None,
-    ttl: Seconds | None = None,
-    auto_extend: bool = True,
-    hold_at_least: Seconds | None = None,
-    hold_at_most: Seconds | None = None,
-    cancel_on_loss: bool = False,
-    note: str = "",
-    backend: str = "default",
-) -> Lock:
+def lock(key: LockKey | str, **options: Unpack[Options]) -> Lock:
     """A :class:`Lock` on ``key``, for ``with`` and ``async with``.
 
     Entering the block raises LockNotAcquiredError if somebody else holds the lock after ``timeout``. All times are
@@ -59,17 +46,7 @@ def lock(
                 with transaction.atomic(), held.guard():
                     save(batch)
     """
-    return Lock(
-        key,
-        timeout=timeout,
-        ttl=ttl,
-        auto_extend=auto_extend,
-        hold_at_least=hold_at_least,
-        hold_at_most=hold_at_most,
-        cancel_on_loss=cancel_on_loss,
-        note=note,
-        backend=backend,
-    )
+    return Lock(key, **options)
 
 
 class task_lock:
@@ -86,33 +63,28 @@ class task_lock:
             sync(channel_id)
     """
 
-    def __init__(self, key: LockKey | str, **options: Any) -> None:
-        self._lock = lock(key, **options)
+    def __init__(self, key: LockKey | str, **options: Unpack[Options]) -> None:
+        self._entrance = Entrance(as_lock_key(key), LockOptions.checked(options) if options else DEFAULTS)  # type: ignore[arg-type]
 
-    def __enter__(self) -> bool:
-        mine = self._lock
-        before = mine._before()
-        try:
-            return run(mine._enter_steps(current_transactions(), ThreadBell, False))
-        except BaseException:
-            mine._undo(*before)
-            raise
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise TypeError('task_lock is not a decorator: write @locked(key, on_refused="skip") over a function.')
 
-    def _leave_block(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-        self._lock._leave_block(exc_type, exc, traceback)
+    def __bool__(self) -> bool:
+        raise TypeError("task_lock tells whether it was acquired in its block: `with task_lock(key) as acquired:`")
 
     if TYPE_CHECKING:
 
+        def __enter__(self) -> bool: ...
+
         def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None: ...
 
+        async def __aenter__(self) -> bool: ...
+
+        async def __aexit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None: ...
+
     else:
-        __exit__ = ExitOnStack()
-
-    async def __aenter__(self) -> bool:
-        return await self._lock._aenter(raises=False)
-
-    async def __aexit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-        await self._lock._aleave(exc)
+        __enter__, __exit__ = enter_task_lock, exit_of_statement
+        __aenter__, __aexit__ = aenter_task_lock, aexit_of_statement
 
 
 def _body(function: Any) -> Any:
@@ -130,7 +102,7 @@ def locked(
     key: LockKey | str | Callable[..., LockKey | str],
     *,
     on_refused: Literal["raise", "skip"] = "raise",
-    **options: Any,
+    **options: Unpack[Options],
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run each call of the decorated function under a lock.
 
@@ -145,8 +117,13 @@ def locked(
         def make_invoice(order_id): ...
     """
     if on_refused not in ("raise", "skip"):
-        raise ValueError(f'on_refused must be "raise" or "skip", not {on_refused!r}')
-    if not callable(key):
+        raise ValueError(
+            f'on_refused must be "raise" or "skip", not {on_refused!r}. The integrations for Celery and for '
+            f"Django's tasks have a @locked of their own, which knows more."
+        )
+    if callable(key):
+        LockOptions.checked(dict(options))
+    else:
         lock(key, **options)  # a bad key or option is an error where it is written, not at the first call
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
@@ -212,7 +189,9 @@ def attach_lock(
         raise ValueError("owner_id must be the text that detach() returned, and is empty")
     if not owner_id.isascii():
         raise LockLostError(f"There is no detached hold of {attached.name} with this owner id", name=attached.name)
-    steps = adopt_steps(attached._verbs(), attached.key, attached.name, owner_id, ttl=attached._ttl, note=note)
-    attached._take(run(steps))
-    attached._attached = True
+    attached._adopt(owner_id)
     return attached
+
+
+for _form in (lock, task_lock, locked):
+    spelled_out(_form)

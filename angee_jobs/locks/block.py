@@ -1,8 +1,8 @@
-"""How a block over a lock is entered and left: ``with`` and ``async with``.
+"""One entry and exit of a ``with`` statement over a lock, sync and async.
 
-An exception may strike between any two instructions here too, and nobody but the block's own entry and exit knows of a
-hold then. Whoever is struck on the way in undoes the entry; whoever is struck on the way out leaves the hold to the
-renewal thread.
+The entry owns the hold that it won: a :class:`Lock` object that many threads or tasks use at once has nothing that one
+of them could take from another. An exception may strike between any two instructions here too. A caller that is struck
+on the way in undoes its entry; one that is struck on the way out leaves the hold to the background thread.
 """
 
 from __future__ import annotations
@@ -10,286 +10,412 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import os
 import threading
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Callable, Coroutine
+from typing import Any
 
-from .acquiring import finish_steps, lost_error
+from . import process
+from .acquiring import acquire, leases_only, release
 from .backends.base import BaseLockBackend
-from .concurrency import Steps, TaskBell, ThreadBell, arun, run
-from .errors import LockBackendError
-from .hold import End, Hold
-from .renewal import Dropped, renewer
-from .transactions import Binding, Transaction, current_transactions, handle_dropped, transactions_of_task
-from .waiting import room_of
+from .background import Finalizer, background
+from .concurrency import Canceller, Operations, TaskWaker, ThreadWaker, arun, run
+from .conf import lock_backends
+from .errors import LockBackendError, lost_error
+from .hold import Hold, State
+from .keys import LockKey
+from .options import LockOptions
+from .renewal import renewer
+from .transactions import (
+    DeferredRelease,
+    Transaction,
+    current_transactions,
+    deferred_releases,
+    transactions_of_task,
+)
 
 
-class Block:
-    """A block: its lock, the thread or task that entered it, its hold unless it was refused, and what binds that."""
+class Entry:
+    """One acquisition through a lock, by :meth:`Lock.acquire` or a with statement: who made it, and its hold."""
 
-    __slots__ = ("binding", "caller", "hold", "lock", "statement")
+    __slots__ = ("__weakref__", "caller", "deferred", "entrance", "hold", "is_block", "left", "statement")
 
-    def __init__(self, lock: Enterable | None = None) -> None:
-        #: Only for a with statement, and only until that is over: else a lock would not go when it is dropped.
-        self.lock = lock
+    def __init__(self, entrance: Entrance | None = None) -> None:
+        self.is_block = False
+        #: Only of a with statement, and only until it is entered.
+        self.entrance = entrance
+        #: The thread or task; 0 before it has entered.
         self.caller = 0
         self.hold: Hold | None = None
-        self.binding: Binding | None = None
+        #: Whether the caller is through with it.
+        self.left = False
+        self.deferred: DeferredRelease | None = None
         #: Tells when the with statement is gone without having left the block.
-        self.statement: Dropped | None = None
+        self.statement: Finalizer | None = None
 
-    def leave(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-        """What ``__exit__`` does. The body's exception is never hidden; what else went wrong becomes a note of it."""
-        lock, block = self.lock, self
-        assert lock is not None
-        try:
-            if not self.caller:  # somebody calls __exit__ by hand
-                lock._opening.pop(threading.get_ident(), None)
-                self.statement = None
-                block = lock._block_of_caller()
-            hold = run(lock._leave_steps(block, exc))
-        except LockBackendError:
-            raise
-        except BaseException:
-            lock._abandon_block(block)
-            raise
-        lock._tell_body(hold, exc)
+    @property
+    def is_over(self) -> bool:
+        """Whether it has no block, and its hold has ended."""
+        return not self.is_block and self.hold is not None and self.hold.ended
+
+    @property
+    def state(self) -> State | None:
+        return self.hold.state if self.hold is not None else None
+
+    def abandon(self) -> None:
+        """Its caller was struck, or is gone: the background thread or the transaction releases what is left of it."""
+        self.left = True
+        self.statement = None
+        hold = self.hold
+        if hold is None or hold.state is not State.HELD or hold.foreign:
+            return
+        if self.deferred is not None:
+            background.post(self.deferred.look)
+        else:
+            renewer.abandon(hold)
 
     def dropped(self) -> None:
         """Its with statement is gone."""
-        lock, self.statement, self.lock = self.lock, None, None
-        if lock is not None and self in lock._blocks:
-            lock._abandon_block(self)
+        if self.caller and not self.left:
+            self.abandon()
+        self.statement = self.entrance = None
+
+    # Entering.
+
+    def enter(self, entrance: Entrance, raises: bool) -> bool:
+        """Whether the lock was acquired for this block; LockNotAcquiredError instead of False if ``raises``."""
+        options = entrance.options
+        if options.cancel_on_loss:
+            raise ValueError("cancel_on_loss cancels a task: it needs async with")
+        transactions = current_transactions()
+        known = (transactions or entrance.attached is not None) and self._has_hold(entrance, transactions)
+        if not known:
+            self.hold = hold = entrance.new_hold()
+            acquiring = acquire(hold, options, options.timeout, ThreadWaker, renews=options.auto_extend, raises=raises)
+            if not run(acquiring):
+                self.hold = None
+        return entrance.remember(self, transactions)
+
+    async def aenter(self, entrance: Entrance, raises: bool) -> bool:
+        """:meth:`enter` for a coroutine."""
+        options = entrance.options
+        transactions = await transactions_of_task()
+        if not self._has_hold(entrance, transactions):
+            self.hold = hold = entrance.new_hold()
+            acquiring = acquire(hold, options, options.timeout, TaskWaker, renews=options.auto_extend, raises=raises)
+            if not await arun(acquiring):
+                self.hold = None
+        entered = entrance.remember(self, transactions)
+        if self.hold is not None and options.cancel_on_loss:
+            self.hold.on_lost = cancel = Canceller()
+            if self.hold.state is State.LOST:
+                cancel()
+        return entered
+
+    def _has_hold(self, entrance: Entrance, transactions: list[Transaction]) -> bool:
+        """Whether there is a hold for this block already: one that was attached, or that the transaction kept."""
+        attached = entrance.attached
+        if attached is not None and attached.hold is not None and attached.hold.live:
+            entrance.attached = None
+            self.hold = attached.hold
+            self.hold.handle = None  # from now on it goes with the block
+            attached.left = True
+            if entrance.options.auto_extend:
+                renewer.start_renewing(self.hold)
+            return True
+        if transactions and deferred_releases:
+            backend = entrance.find_backend()
+            deferred = deferred_releases.get((backend, backend.scoped(entrance.key).name))
+            if deferred is not None and deferred.take_again(transactions, self):
+                self.hold, self.deferred = deferred.hold, deferred
+                return True
+        return False
+
+    # Leaving. The body's exception is never hidden; what else went wrong becomes a note of it.
+
+    def leave(self, exc: BaseException | None) -> None:
+        try:
+            run(self._leave(exc))
+        except LockBackendError:
+            raise
+        except BaseException:
+            self.abandon()
+            raise
+        self._tell_body(exc)
+
+    async def aleave(self, exc: BaseException | None) -> None:
+        if isinstance(exc, GeneratorExit):  # the coroutine is being thrown away, and may not wait
+            self.abandon()
+            return
+        try:
+            await arun(self._leave(exc))
+        except LockBackendError:
+            raise
+        except BaseException:
+            self.abandon()
+            raise
+        hold = self.hold
+        if hold is not None and isinstance(hold.on_lost, Canceller) and hold.on_lost.disarm(exc):
+            raise lost_error(hold.name) from exc
+        self._tell_body(exc)
+
+    def _leave(self, exc: BaseException | None) -> Operations[None]:
+        process.check()
+        hold, deferred = self.hold, self.deferred
+        try:
+            if hold is None or hold.foreign:
+                return  # refused, or a forked child that leaves its parent's block
+            if deferred is not None:
+                if hold.over and not hold.ended:
+                    renewer.expire(hold)
+                if not hold.ended and deferred.pending:
+                    return  # from now on the hold belongs to the transaction
+                deferred.drop()
+            yield from release(hold)
+        except LockBackendError as error:
+            assert hold is not None
+            if exc is None:
+                raise
+            exc.add_note(f"The lock {hold.name} could not be released: {error}")
+        finally:
+            self.left = True
+            self.statement = None
+
+    def _tell_body(self, exc: BaseException | None) -> None:
+        """Tell a loss, if it was one."""
+        hold = self.hold
+        if hold is not None and not hold.foreign and hold.state is State.LOST:
+            if exc is None:
+                raise lost_error(hold.name)
+            exc.add_note(f"The lock {hold.name} had been lost before the block was left")
 
 
-class ExitOnStack:
-    """``__exit__`` as a descriptor, so that there is one object for each with statement, which only that has.
+class Exit:
+    """``__exit__`` or ``__aexit__``, as a descriptor: each with statement gets an object that only it has.
 
     An exception that strikes at the very first instruction of ``__exit__`` leaves the statement without any code of
     ours having run. (In a test with a short body one in a hundred did.) A lock that is not dropped then, since it is a
     module's, say, would be renewed for ever. But the object that the interpreter was about to call is dropped.
+    ``contextlib.ExitStack`` asks the class instead of the object, and keeps what it gets in the same way.
     """
 
+    def __init__(self, leave: Callable[..., Any], leave_of_class: Callable[..., Any]) -> None:
+        self._leave = leave
+        self._leave_of_class = leave_of_class
+
     def __get__(self, manager: Any, manager_class: Any) -> Any:
-        if manager is None:
-            return manager_class._leave_block  # contextlib.ExitStack asks the class
-        lock: Enterable = getattr(manager, "_lock", manager)
-        block = Block(lock)
+        entry = Entry(None if manager is None else manager._entrance)
         # Not a bound method, which the interpreter takes apart, and drops, before it makes the call.
-        leave = functools.partial(Block.leave, block)
-        block.statement = renewer.when_dropped(leave, block.dropped)  # a cycle, until the block is left or dropped
-        lock._opening[threading.get_ident()] = block
+        leave = functools.partial(self._leave_of_class if manager is None else self._leave, entry)
+        entry.statement = Finalizer(leave, background.put)
+        entry.statement.run = entry.dropped  # a cycle, until the block is left or dropped
+        _opening[threading.get_ident()] = entry
         return leave
 
 
-class Enterable:
-    """The part of a :class:`Lock` that makes it a context manager."""
+#: The entry that a thread is just making, from the look at ``__exit__`` to the call of ``__enter__``.
+_opening: dict[int, Entry] = {}
+process.on_fork(in_child=_opening.clear)
 
-    name: str
-    _timeout: float | None
-    _auto_extend: bool
-    _cancel_on_loss: bool
-    _hold: Hold | None
 
-    def __init__(self) -> None:
+def _entry_to_leave(entry: Entry, entrance: Entrance | None) -> Entry | None:
+    """The entry that ``__exit__`` is about: by hand, that is the caller's innermost, or just the innermost."""
+    if entry.caller:
+        return entry
+    _opening.pop(threading.get_ident(), None)
+    entrance = entrance or entry.entrance
+    entry.statement = entry.entrance = None
+    open_here = [each for each in entrance.entries if not each.left] if entrance is not None else []
+    mine = [each for each in open_here if each.caller == calling()]
+    return next(reversed(mine or open_here), None)
+
+
+def _leave(entry: Entry, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+    if (found := _entry_to_leave(entry, None)) is not None:
+        found.leave(exc)
+
+
+def _leave_of_class(entry: Entry, manager: Any, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+    if (found := _entry_to_leave(entry, manager._entrance)) is not None:
+        found.leave(exc)
+
+
+async def _aleave(entry: Entry, exc_type: object, exc: BaseException | None, traceback: object) -> None:
+    if (found := _entry_to_leave(entry, None)) is not None:
+        await found.aleave(exc)
+
+
+async def _aleave_of_class(
+    entry: Entry, manager: Any, exc_type: object, exc: BaseException | None, traceback: object
+) -> None:
+    if (found := _entry_to_leave(entry, manager._entrance)) is not None:
+        await found.aleave(exc)
+
+
+exit_of_statement = Exit(_leave, _leave_of_class)
+aexit_of_statement = Exit(_aleave, _aleave_of_class)
+
+
+# What the interpreter calls to enter a block. The try statements stand in these very functions: between the return of a
+# call and the caller's own try there is an instruction at which a signal can strike.
+
+
+def enter_lock(lock: Any) -> Any:
+    """``Lock.__enter__``: a lock that speaks for the hold of this block and no other."""
+    entry = lock._entrance.opened()
+    try:
+        entry.enter(lock._entrance, True)
+        return _lock_of(lock, entry)
+    except BaseException:
+        entry.abandon()
+        raise
+
+
+def enter_task_lock(form: Any) -> bool:
+    entry: Entry = form._entrance.opened()
+    try:
+        return entry.enter(form._entrance, False)
+    except BaseException:
+        entry.abandon()
+        raise
+
+
+def aenter_lock(lock: Any) -> Coroutine[Any, Any, Any]:
+    return _aenter_lock(lock, lock._entrance.opened())
+
+
+async def _aenter_lock(lock: Any, entry: Entry) -> Any:
+    try:
+        await entry.aenter(lock._entrance, True)
+        return _lock_of(lock, entry)
+    except BaseException:
+        entry.abandon()
+        raise
+
+
+def aenter_task_lock(form: Any) -> Coroutine[Any, Any, bool]:
+    return _aenter_task_lock(form, form._entrance.opened())
+
+
+async def _aenter_task_lock(form: Any, entry: Entry) -> bool:
+    try:
+        return await entry.aenter(form._entrance, False)
+    except BaseException:
+        entry.abandon()
+        raise
+
+
+def _lock_of(lock: Any, entry: Entry) -> Any:
+    held = object.__new__(type(lock))
+    held.__dict__ = {**lock.__dict__, "_entrance": Entrance(lock.key, lock._entrance.options, entry)}
+    return held
+
+
+class Entrance:
+    """What a lock object is entered through, by many threads and tasks at once: its key and options, and its entries.
+
+    A lock keeps it apart from its public names.
+    """
+
+    __slots__ = ("attached", "entries", "key", "options")
+
+    def __init__(self, key: LockKey, options: LockOptions, entry: Entry | None = None) -> None:
+        self.key = key
+        self.options = options
+        #: What was made through the lock and is not over, and the last that is.
+        self.entries = [] if entry is None else [entry]
         #: A hold that was attached and waits for the block that it is meant for.
-        self._attached = False
-        #: The blocks that are open, by the thread or task that entered them.
-        self._blocks: list[Block] = []
-        #: The block that a thread is just entering, made with its with statement's ``__exit__``.
-        self._opening: dict[int, Block] = {}
+        self.attached: Entry | None = None
 
-    def _verbs(self) -> BaseLockBackend:
-        raise NotImplementedError
+    def find_backend(self) -> BaseLockBackend:
+        """The backend of the alias as it is configured now."""
+        backend = self.options.backend
+        if type(backend) is str and (known := lock_backends.known.get(backend)) is not None:
+            return known
+        if isinstance(backend, BaseLockBackend):
+            return backend
+        return lock_backends.verbs(backend)
 
-    def _take(self, hold: Hold) -> None:
-        raise NotImplementedError
+    def new_hold(self) -> Hold:
+        """A hold that is still to be asked for."""
+        backend, key, options = self.find_backend(), self.key, self.options
+        if backend.namespace:
+            key = backend.scoped(key)
+        if options.hold_at_least is not None:
+            leases_only(backend, "hold_at_least")
+        ttl = options.ttl or backend.ttl
+        return Hold(key, backend, ttl if options.hold_at_most is None else min(ttl, options.hold_at_most))
 
-    def _acquire_steps(
-        self, wait: float | None, make_bell: Any, *, renews: bool = False, raises: bool = False
-    ) -> Steps[Hold | None]:
-        raise NotImplementedError
+    def opened(self) -> Entry:
+        """The entry of the with statement that is being entered; a new one if ``__enter__`` is called by hand."""
+        if os.getpid() != process.pid:
+            process.check()
+        entry = _opening.pop(threading.get_ident(), None) if _opening else None
+        if entry is None or entry.statement is None or entry.statement() is None or entry.entrance not in (None, self):
+            entry = Entry()  # the other one was only looked at
+        entry.entrance = None
+        entry.is_block = True
+        entry.caller = calling()
+        return entry
 
-    # Here the try statements stand in the methods that the interpreter itself calls: between the return of a call and
-    # the caller's own try there is an instruction at which a signal can strike.
+    def new_entry(self) -> Entry:
+        """An entry without a block, whose hold is still to be asked for."""
+        process.check()
+        entry = Entry()
+        entry.caller = calling()
+        entry.hold = self.new_hold()
+        return entry
 
-    def __enter__(self) -> Self:
-        before = self._before()
-        try:
-            run(self._enter_steps(current_transactions(), ThreadBell, True))
-        except BaseException:
-            self._undo(*before)
-            raise
-        return self
+    def remember(self, entry: Entry, transactions: list[Transaction]) -> bool:
+        """Note that ``entry`` was made through the lock, and forget what is over there; whether it has a hold.
 
-    def _leave_block(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-        Block(self).leave(exc_type, exc, traceback)
-
-    if TYPE_CHECKING:
-
-        def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None: ...
-
-    else:
-        __exit__ = ExitOnStack()
-
-    async def __aenter__(self) -> Self:
-        await self._aenter(raises=True)
-        return self
-
-    async def __aexit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-        await self._aleave(exc)
-
-    def _before(self) -> tuple[Hold | None, list[Block]]:
-        if self._cancel_on_loss:
-            raise ValueError("cancel_on_loss cancels a task: it needs async with")
-        return self._hold, [*self._blocks]
-
-    async def _aenter(self, *, raises: bool) -> bool:
-        before = self._hold, [*self._blocks]
-        try:
-            entered = await arun(self._enter_steps(await transactions_of_task(), TaskBell, raises))
-            if entered and self._cancel_on_loss:
-                hold = self._block_of_caller().hold
-                assert hold is not None
-                hold.on_lost = cancel = _Canceller()
-                if hold.ended is End.LOST:
-                    cancel()
-            return entered
-        except BaseException:
-            self._undo(*before)
-            raise
-
-    async def _aleave(self, exc: BaseException | None) -> None:
-        block = self._block_of_caller()
-        if isinstance(exc, GeneratorExit):  # the coroutine is being thrown away, and may not wait
-            self._abandon_block(block)
-            return
-        try:
-            hold = await arun(self._leave_steps(block, exc))
-        except LockBackendError:
-            raise
-        except BaseException:
-            self._abandon_block(block)
-            raise
-        if hold is not None and isinstance(hold.on_lost, _Canceller) and hold.on_lost.disarm(exc):
-            raise lost_error(self.name) from exc
-        self._tell_body(hold, exc)
-
-    def _tell_body(self, hold: Hold | None, exc: BaseException | None) -> None:
-        """Tell a loss, if it was one."""
-        if hold is not None and hold.ended is End.LOST:
-            if exc is None:
-                raise lost_error(self.name)
-            exc.add_note(f"The lock {self.name} had been lost before the block was left")
-
-    def _undo(self, hold_before: Hold | None, blocks_before: list[Block]) -> None:
-        """Struck while entering: the body will not run, nor will the block be left."""
-        entered = [block for block in self._blocks if block not in blocks_before and block.caller == _caller()]
-        for block in entered:
-            self._abandon_block(block)
-        if not entered and self._hold is not None and self._hold is not hold_before:
-            handle_dropped(self._hold)
-
-    def _abandon_block(self, block: Block) -> None:
-        """Struck while leaving: whatever is left of the hold, the renewal thread or the transaction gives it up."""
-        block.statement = None
-        if block in self._blocks:
-            self._blocks.remove(block)
-        if block.hold is not None and not block.hold.foreign:
-            handle_dropped(block.hold)
-
-    def _block_of_caller(self) -> Block:
-        """The innermost open block of the calling thread or task, or just the innermost: generators wander."""
-        caller = _caller()
-        for block in reversed(self._blocks):
-            if block.caller == caller:
-                return block
-        return self._blocks[-1] if self._blocks else Block()
-
-    # As steps.
-
-    def _open_block(self, hold: Hold | None, binding: Binding | None) -> None:
-        block = self._opening.pop(threading.get_ident(), None) if self._opening else None
-        if block is None or block.statement is None or block.statement() is None:  # somebody just looked at __exit__
-            block = Block()
-        block.caller = _caller()
-        block.hold = hold
-        block.binding = binding
-        self._blocks.append(block)
-
-    def _enter_steps(self, mine: list[Transaction], make_bell: Any, raises: bool) -> Steps[bool]:
-        binding: Binding | None = None
-        hold: Hold | None
-        if self._attached and (attached := self._hold) is not None and not attached.ended and not attached.over:
-            self._attached = False
-            hold = attached
-            if self._auto_extend:
-                renewer.start_renewing(hold)
-        else:
-            if mine:
-                binding = room_of(self._verbs()).bindings.get(self.name)
-                if binding is not None and binding.take_again(mine):
-                    self._take(binding.hold)
-                    self._open_block(binding.hold, binding)
-                    return True
-                binding = None
-            hold = yield from self._acquire_steps(self._timeout, make_bell, renews=self._auto_extend, raises=raises)
-        if hold is not None and mine:
-            binding = Binding(hold, mine, lambda hold: run(finish_steps(hold)) is not End.LOST)
-        self._open_block(hold, binding)
+        A loss is kept for its caller: the next hold of another thread on the same object does not hide it.
+        """
+        hold, entries = entry.hold, self.entries
+        if hold is not None:
+            if transactions and entry.deferred is None:
+                entry.deferred = DeferredRelease(hold, transactions, entry, _release_deferred)
+            if entry.statement is None:
+                hold.handle = background.when_dropped(entry, functools.partial(_entry_dropped, hold))
+        for each in list(entries) if entries else ():
+            if each.left or (each.is_over and (each.caller == entry.caller or each.state is not State.LOST)):
+                with contextlib.suppress(ValueError):
+                    entries.remove(each)
+        entries.append(entry)
         return hold is not None
 
-    def _leave_steps(self, block: Block, exc: BaseException | None) -> Steps[Hold | None]:
-        """Leave ``block``; its hold, or None if there is nothing to tell of one."""
-        hold, binding = block.hold, block.binding
-        try:
-            if hold is None or hold.foreign:
-                return None  # refused, or a forked child that leaves its parent's block
-            if binding is not None:
-                if not hold.ended and hold.over:
-                    renewer.expire(hold)
-                if hold.ended is None and binding.leave_block():
-                    return hold  # the hold belongs to the transaction now
-                binding.drop()
-            yield from finish_steps(hold)
-            return hold
-        except LockBackendError as error:
-            if exc is None:
-                raise
-            exc.add_note(f"The lock {self.name} could not be released: {error}")
-            return None
-        finally:
-            block.statement = None
-            if block in self._blocks:
-                self._blocks.remove(block)
+    def current(self) -> Hold | None:
+        """The hold that the caller means: of its own innermost entry, or else the last live one of any caller."""
+        process.check()
+        entries = self.entries
+        if len(entries) < 2:
+            return entries[0].hold if entries else None
+        entries = list(entries)
+        caller = calling()
+        for each in reversed(entries):
+            if each.caller == caller and not each.left and (not each.is_over or each.state is State.LOST):
+                return each.hold
+        for each in reversed(entries):
+            if not each.left and each.hold is not None and each.hold.live:
+                return each.hold
+        return entries[-1].hold
 
 
-class _Canceller:
-    """Cancels the task that made it when the lock is lost, and tells that cancellation from any other."""
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._task = asyncio.current_task()
-        self._armed = True
-        self._cancelled = False
-
-    def __call__(self) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._cancel)
-
-    def _cancel(self) -> None:
-        if self._armed and self._task is not None:
-            self._cancelled = self._task.cancel("The lock was lost")
-
-    def disarm(self, exc: BaseException | None) -> bool:
-        """The block is left: take our cancellation back; True if ``exc`` is that one, and nobody else's."""
-        self._armed = False
-        if not self._cancelled or self._task is None:
-            return False
-        return self._task.uncancel() == 0 and isinstance(exc, asyncio.CancelledError)
+def _entry_dropped(hold: Hold) -> None:
+    """No lock object has the entry of ``hold`` any more, so no caller can release it."""
+    deferred = deferred_releases.get((hold.backend, hold.name))
+    if deferred is not None and deferred.hold is hold:
+        deferred.look()
+    else:
+        renewer.abandon(hold)
 
 
-def _caller() -> int:
-    """What a block belongs to: the running task, or else the thread."""
+def _release_deferred(hold: Hold, deadline: float, dispatch: bool) -> None:
+    run(release(hold, before=deadline, dispatch=dispatch))
+
+
+def calling() -> int:
+    """What an entry belongs to: the running task, or else the thread."""
     if asyncio._get_running_loop() is None:  # current_task() would raise, which costs more than the rest of a block
         return threading.get_ident()
     return id(asyncio.current_task())

@@ -1,7 +1,7 @@
-"""The policy of a lock is written once, as generators of steps; a thread and a coroutine run them each in its way.
+"""The policy is written once, as generators of operations; a thread and a coroutine run them each in its way.
 
-A step is a call of a backend's verb, or a sleep until a bell rings. A thread calls and blocks. A coroutine has the verb
-called on one of a few threads of our own (never the loop's executor, which the application may fill with waiting
+An operation is a call of the backend, or a sleep until a waker wakes. A thread calls and blocks. A coroutine has the
+call made on one of a few threads of our own (never the loop's executor, which the application may fill with waiting
 calls that need the lock), and sleeps without any.
 """
 
@@ -9,102 +9,104 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import queue
 import threading
 import weakref
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from . import clock, process
 from .errors import LockBackendError
+from .hold import Hold
 
-if TYPE_CHECKING:
-    from .hold import Hold
-
-#: How many verbs the coroutines of this process have under way at once, for each backend.
+#: How many calls the coroutines of this process have under way at once, for each backend.
 CALLERS = 4
-#: How much later than its deadline a verb may come back from its thread, in seconds.
+#: How much later than its deadline a call may come back from its thread, in seconds.
 LATE_SECONDS = 0.2
 
 
-class Bell(Protocol):
-    """Wakes one waiter. Rung from any thread; a ring before the wait counts."""
+class Waker(Protocol):
+    """Wakes one waiter. Called from any thread; a call before the wait counts."""
 
-    def ring(self) -> None: ...
+    def wake(self) -> None: ...
 
 
-class ThreadBell:
-    """A bell for a thread. SimpleQueue is C, so an exception of a signal handler cannot leave it half-way."""
+class ThreadWaker:
+    """Wakes a thread. SimpleQueue is C, so an exception of a signal handler cannot leave it half-way."""
 
-    __slots__ = ("_rings",)
+    __slots__ = ("_wakes",)
 
     def __init__(self) -> None:
-        self._rings: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._wakes: queue.SimpleQueue[None] = queue.SimpleQueue()
 
-    def ring(self) -> None:
-        self._rings.put(None)
+    def wake(self) -> None:
+        self._wakes.put(None)
 
     def wait(self, seconds: float) -> None:
         try:
-            self._rings.get(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
+            self._wakes.get(timeout=max(0.0, min(seconds, threading.TIMEOUT_MAX)))
             while True:
-                self._rings.get_nowait()
+                self._wakes.get_nowait()
         except queue.Empty:
             pass
 
 
-class TaskBell:
-    """A bell for a coroutine."""
+class TaskWaker:
+    """Wakes a coroutine."""
 
-    __slots__ = ("_loop", "_rung")
+    __slots__ = ("_loop", "_woken")
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._rung = asyncio.Event()
+        self._woken = asyncio.Event()
 
-    def ring(self) -> None:
+    def wake(self) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed, and the waiter with it
-            self._loop.call_soon_threadsafe(self._rung.set)
+            self._loop.call_soon_threadsafe(self._woken.set)
 
     async def wait(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, min(seconds, threading.TIMEOUT_MAX))):
-                await self._rung.wait()
-        self._rung.clear()
+                await self._woken.wait()
+        self._woken.clear()
 
 
-class Call:
-    """Step: call a verb of the backend, for ``hold`` where it may win or end one."""
+class Call(functools.partial[Any]):
+    """Call an operation of the backend; its last argument is its deadline. Made in C: every acquire makes one."""
 
-    __slots__ = ("args", "hold", "verb")
+    #: The hold that it may win or end.
+    hold: Hold | None = None
 
-    def __init__(self, verb: Callable[..., Any], *args: Any, hold: Hold | None = None) -> None:
-        self.verb = verb
-        self.args = args
-        self.hold = hold
-
-    def run(self) -> Any:
-        return self.verb(*self.args)
+    @classmethod
+    def of(cls, hold: Hold, call: Callable[..., Any], *args: Any) -> Call:
+        made = cls(call, *args)
+        made.hold = hold
+        return made
 
     def _backend(self) -> object:
-        """Whose verb it is: calls of a backend that hangs must not keep those of another waiting for a thread."""
+        """Whose call it is: those of a backend that hangs must not keep those of another waiting for a thread."""
         if self.hold is not None:
             return self.hold.backend
-        return getattr(self.verb, "__self__", Call)
+        return getattr(self.func, "__self__", Call)
 
     async def arun(self) -> Any:
-        # The last argument of a verb is its deadline. It binds also a call that waits for a thread, behind others that
-        # a server does not answer.
+        # The deadline also covers time spent queued for a worker thread.
         limit = self.args[-1] if self.args and isinstance(self.args[-1], float) else None
-        future = _callers(self._backend()).submit(self.verb, *self.args)
+        dropped: list[bool] = []
+        try:
+            future = _callers(self._backend()).submit(lambda: None if dropped else self())
+        except RuntimeError as error:  # no thread is granted, but one that is there already may have begun
+            dropped.append(True)
+            raise LockBackendError("The system grants no thread to ask the lock backend", uncertain=True) from error
         try:
             async with asyncio.timeout(None if limit is None else max(0.0, limit - clock.now()) + LATE_SECONDS):
                 return await asyncio.wrap_future(future)
         except BaseException as error:
             under_way = not future.cancelled() and not future.done()
             if self.hold is not None and under_way:
-                # Nobody waits for it any more: what comes of it is settled when it has come.
+                # Its caller does not wait any more: the background thread releases what it wins, when it has.
                 self.hold.in_flight = future
             if isinstance(error, TimeoutError):
                 raise LockBackendError("The lock backend gave no answer in time", uncertain=under_way) from error
@@ -112,58 +114,82 @@ class Call:
 
 
 class Sleep:
-    """Step: sleep until the bell rings, at most ``seconds``."""
+    """Sleep until the waker wakes, at most ``seconds``."""
 
-    __slots__ = ("bell", "seconds")
+    __slots__ = ("seconds", "waker")
 
-    def __init__(self, bell: Any, seconds: float) -> None:
-        self.bell = bell
+    def __init__(self, waker: Any, seconds: float) -> None:
+        self.waker = waker
         self.seconds = seconds
 
-    def run(self) -> None:
-        self.bell.wait(self.seconds)
+    def __call__(self) -> None:
+        self.waker.wait(self.seconds)
 
     async def arun(self) -> None:
-        await self.bell.wait(self.seconds)
+        await self.waker.wait(self.seconds)
 
 
 Result = TypeVar("Result")
-Steps = Generator[Call | Sleep, Any, Result]
+Operations = Generator[Call | Sleep, Any, Result]
 
 
-def run(steps: Steps[Result]) -> Result:
-    """Run the steps in this thread."""
+def run(operations: Operations[Result]) -> Result:
+    """Run the operations in this thread."""
     try:
-        step = next(steps)
+        operation = next(operations)
         while True:
             try:
-                # The same as step.run(), which a lock that is free saves twice.
-                answer = step.verb(*step.args) if type(step) is Call else step.run()
+                answer = operation()
             except BaseException as error:
-                step = steps.throw(error)
+                operation = operations.throw(error)
             else:
-                step = steps.send(answer)
+                operation = operations.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     finally:
-        steps.close()
+        operations.close()
 
 
-async def arun(steps: Steps[Result]) -> Result:
-    """Run the steps in this task."""
+async def arun(operations: Operations[Result]) -> Result:
+    """Run the operations in this task."""
     try:
-        step = next(steps)
+        operation = next(operations)
         while True:
             try:
-                answer = await step.arun()
+                answer = await operation.arun()
             except BaseException as error:
-                step = steps.throw(error)
+                operation = operations.throw(error)
             else:
-                step = steps.send(answer)
+                operation = operations.send(answer)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
     finally:
-        steps.close()
+        operations.close()
+
+
+class Canceller:
+    """Cancels the task that made it when the lock is lost, and tells that cancellation from any other."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._task = asyncio.current_task()
+        self._armed = True
+        self._cancelled = False
+
+    def __call__(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._armed and self._task is not None:
+            self._cancelled = self._task.cancel("The lock was lost")
+
+    def disarm(self, exc: BaseException | None) -> bool:
+        """The block is left: take our cancellation back; True if ``exc`` is that one, and no other."""
+        self._armed = False
+        if not self._cancelled or self._task is None:
+            return False
+        return self._task.uncancel() == 0 and isinstance(exc, asyncio.CancelledError)
 
 
 _pools: weakref.WeakKeyDictionary[object, ThreadPoolExecutor] = weakref.WeakKeyDictionary()
@@ -180,9 +206,9 @@ def _callers(backend: object) -> ThreadPoolExecutor:
     return pool
 
 
-def _forget() -> None:
+def _reset() -> None:
     global _pools, _pools_lock
     _pools, _pools_lock = weakref.WeakKeyDictionary(), threading.Lock()
 
 
-process.on_fork(in_child=_forget)
+process.on_fork(in_child=_reset)

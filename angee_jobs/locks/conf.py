@@ -19,7 +19,8 @@ from django.core.signals import setting_changed
 from django.utils.module_loading import import_string
 
 from . import process
-from .backends.base import BaseLockBackend, HandleBackend
+from .backends.base import BaseLockBackend
+from .backends.third_party import HandleBackend
 from .types import LockBackend
 
 SETTING = "ANGEE_JOBS_LOCKS"
@@ -135,7 +136,8 @@ class LockBackendHandler:
 
     def _forget(self) -> None:
         self._instances: dict[str, Any] = {}
-        self._verbs: dict[str, BaseLockBackend] = {}
+        #: Those with the operations that policy needs, by their aliases.
+        self.known: dict[str, BaseLockBackend] = {}
         self._mutex = threading.RLock()
 
     def __getitem__(self, alias: Any) -> LockBackend:
@@ -158,12 +160,12 @@ class LockBackendHandler:
     def verbs(self, alias: str) -> BaseLockBackend:
         """The same with the verbs that policy needs, also where somebody else's backend lacks them."""
         try:
-            return self._verbs[alias]
+            return self.known[alias]
         except (KeyError, TypeError):
             backend = self[alias]
         if not isinstance(backend, BaseLockBackend):
             backend = HandleBackend(backend, alias)
-        return self._verbs.setdefault(alias, backend)
+        return self.known.setdefault(alias, backend)
 
     def __iter__(self) -> Iterator[str]:
         return iter(configuration())

@@ -65,3 +65,7 @@ class LockBackendError(LockError):
         self.uncertain = uncertain
         #: The owner ids that were extended all the same, where one lease of a batch could not be.
         self.extended: Collection[str] = ()
+
+
+def lost_error(name: str) -> LockLostError:
+    return LockLostError(f"The lock {name} was lost before it was released (expired, or released by force)", name=name)

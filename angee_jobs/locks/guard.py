@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +20,11 @@ from django.db import DatabaseError, connections, transaction
 from django.db.models.functions import Now
 
 from .errors import LockBackendError, LockLostError
+from .hold import Hold
 from .keys import name_digest
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
-
-    from .lock import Lock
 
 logger = logging.getLogger("angee_jobs.locks")
 
@@ -34,31 +33,29 @@ GUARD_SECONDS = 10.0
 
 
 @contextlib.contextmanager
-def guard(lock: Lock, using: str, timeout: float) -> Iterator[None]:
-    """See :meth:`Lock.guard`."""
+def guard(checked_hold: Callable[[], Hold], using: str, timeout: float) -> Iterator[None]:
+    """See :meth:`Lock.guard`. ``checked_hold`` tells the caller's hold, or raises LockLostError."""
     connection = connections[using]
     if not connection.in_atomic_block:
         raise transaction.TransactionManagementError(
             f"guard() protects a transaction: enter transaction.atomic(using={using!r}) first"
         )
-    lock.check()
-    token = lock.fencing_token
+    hold = checked_hold()
+    name, token = hold.name, hold.fencing_token
     if token is None:
-        raise LockBackendError(
-            f"The backend of {lock.name} gives no fencing tokens, which guard() needs", name=lock.name
-        )
+        raise LockBackendError(f"The backend of {name} gives no fencing tokens, which guard() needs", name=name)
     try:
         # The limit is set past Django's cursor, whose errors are the driver's own.
         with connection.wrap_database_errors, _bounded_wait(connection, timeout):
-            passed = _pass(using, lock.name, token)
+            passed = _pass(using, name, token)
     except DatabaseError as error:
-        _raise_clearly(connection, error, lock.name, using, timeout)
+        _raise_clearly(connection, error, name, using, timeout)
     if not passed:
-        transaction.set_rollback(True, using=using)  # also if somebody swallows the error
-        raise LockLostError(f"A newer holder of {lock.name} has already passed the guard on {using!r}", name=lock.name)
+        transaction.set_rollback(True, using=using)  # also if the caller swallows the error
+        raise LockLostError(f"A newer holder of {name} has already passed the guard on {using!r}", name=name)
     yield
     try:
-        lock.check()
+        hold.check()
     except LockLostError:
         transaction.set_rollback(True, using=using)
         raise

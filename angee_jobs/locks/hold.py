@@ -1,7 +1,7 @@
-"""One hold, from its grant to its end.
+"""One hold and its state, from the request that may win it to its end.
 
-A hold is kept apart from the :class:`Lock` that made it: the lock can be dropped or used again while the hold is
-still being given up, and the renewal thread must be able to know a hold without keeping its lock alive.
+A hold is kept apart from the :class:`Lock` that asked for it: the lock can be dropped or used again while the hold is
+still being released, and the background thread must be able to know a hold without keeping its lock alive.
 """
 
 from __future__ import annotations
@@ -10,26 +10,21 @@ import enum
 import hashlib
 import math
 import os
+from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from . import clock, process
-from .backends.base import BaseLockBackend, Grant, to_datetime
+from .backends.base import BaseLockBackend, to_datetime
+from .errors import lost_error
 from .holder import describe_holder
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from concurrent.futures import Future
-
-    from .keys import LockKey
-    from .renewal import Dropped
-    from .waiting import WaitingRoom
-
-#: How often a session lock's connection is looked at, in seconds: its loss must be told within two.
-SESSION_WATCH_SECONDS = 1.0
+from .keys import LockKey
 
 
-class End(enum.Enum):
+class State(enum.Enum):
+    REQUESTED = "requested"
+    HELD = "held"
     RELEASED = "released"
     LOST = "lost"
     DETACHED = "detached"
@@ -80,16 +75,14 @@ class Hold:
         "owner",
         "renew_at",
         "renews",
-        "room",
         "started",
         "ttl",
     )
 
-    def __init__(self, key: LockKey, name: str, backend: BaseLockBackend, room: WaitingRoom, ttl: float) -> None:
+    def __init__(self, key: LockKey, backend: BaseLockBackend, ttl: float) -> None:
         self.key = key
-        self.name = name
+        self.name = key.name
         self.backend = backend
-        self.room = room
         self.ttl = ttl
         self.owner = new_owner_id()
         self.generation = process.generation
@@ -97,62 +90,39 @@ class Hold:
         #: When it was granted, and when the lease would have ended then, by the backend's clock.
         self.granted: float | None = None
         self.granted_expiry: float | None = None
-        #: All on the local clock: when the winning request was sent, when the lease surely ends, when it is to be
-        #: renewed next (or looked at, for a session lock), and when it must end whatever happens.
+        #: All on the local clock: when the winning request was sent, when the lease surely ends (0 before it is
+        #: granted), when it is to be renewed next (or looked at, for a session lock), and when it must end anyway.
         self.started = self.deadline = 0.0
         self.renew_at = self.latest_end = math.inf
         self.renews = False
         #: Until when the lock stays taken although its holder is done; on the local clock.
         self.keep_until = 0.0
         #: Tells when the lock object that has this hold is dropped.
-        self.handle: Dropped | None = None
-        self.on_lost: Callable[[], None] | None = None
-        #: A verb for this hold that nobody waits for any more, because its caller was cancelled.
+        self.handle: object = None
+        self.on_lost: Callable[[], object] | None = None
+        #: An operation for this hold that its caller, who was cancelled, does not wait for any more.
         self.in_flight: Future[Any] | None = None
-        self._end: dict[str, list[End]] = {}
+        self._end: dict[str, list[State]] = {}
 
     def of(self, owner: OwnerId) -> Hold:
-        """The same hold under another owner id, so that it can be given up."""
-        other = Hold(self.key, self.name, self.backend, self.room, self.ttl)
+        """The same hold under another owner id, so that it can be released."""
+        other = Hold(self.key, self.backend, self.ttl)
         other.owner = owner
         return other
 
-    def grant(self, grant: Grant, *, renews: bool) -> None:
-        """The request that was sent at ``started`` won."""
-        self.fencing_token = grant.fencing_token
-        self.granted = grant.acquired_at
-        self.granted_expiry = grant.expires_at
-        sent = self.started
-        if self.backend.leases:
-            self.deadline = sent + self.ttl
-            self.renews = renews
-            self.renew_at = sent + self.ttl / 3 if renews else math.inf
-        else:
-            self.deadline = math.inf
-            self.renews = True  # is looked at, whether or not its block renews
-            self.renew_at = sent + SESSION_WATCH_SECONDS
-
-    def next_ttl(self) -> float:
-        """For how long to extend the lease now: never beyond the moment when it must end."""
-        return self.ttl if self.latest_end == math.inf else min(self.ttl, max(self.latest_end - clock.now(), 0.001))
-
-    def extended(self, sent: float, ttl: float) -> None:
-        """An extension that was sent at ``sent`` was granted. Extensions never shorten, here as at the storage."""
-        if self.backend.leases:
-            self.deadline = max(self.deadline, sent + ttl)
-
     @property
-    def due(self) -> float:
-        """When the renewal thread has to look at this hold next."""
-        return min(self.renew_at, self.deadline, self.latest_end)
+    def state(self) -> State:
+        if self._end:
+            return self._end["end"][0]
+        return State.HELD if self.deadline else State.REQUESTED
 
-    def end(self, how: End) -> bool:
+    def end(self, state: State) -> bool:
         """End it here; True for the one caller that did.
 
         The claim is one dict operation, so that no thread, signal handler or finalizer can come in between, and
         none ever waits for another.
         """
-        mine = [how]
+        mine = [state]
         if self._end.setdefault("end", mine) is not mine:
             return False
         self.handle = None
@@ -160,12 +130,11 @@ class Hold:
 
     def found_lost(self) -> None:
         """The storage knew nothing of a hold that was being released: it had been lost before."""
-        self._end["end"][0] = End.LOST
+        self._end["end"][0] = State.LOST
 
     @property
-    def ended(self) -> End | None:
-        end = self._end.get("end")
-        return end[0] if end else None
+    def ended(self) -> bool:
+        return bool(self._end)
 
     @property
     def foreign(self) -> bool:
@@ -178,12 +147,36 @@ class Hold:
         now = clock.now()
         return now >= self.deadline or now >= self.latest_end
 
-    def give_up(self, deadline: float) -> bool:
-        """Free the lock at the storage, or leave it to nobody for as long as it is to be held; False if it was gone."""
+    @property
+    def live(self) -> bool:
+        """Whether this process holds the lock by it, as far as it can know without asking."""
+        return bool(self.deadline) and not self._end and not self.foreign and not self.over
+
+    def check(self) -> None:
+        """LockLostError unless it is live."""
+        if not self.live:
+            raise lost_error(self.name)
+
+    @property
+    def due(self) -> float:
+        """When the background thread has to look at this hold next."""
+        return min(self.renew_at, self.deadline, self.latest_end)
+
+    def next_ttl(self) -> float:
+        """For how long to extend the lease now: never beyond the moment when it must end."""
+        return self.ttl if self.latest_end == math.inf else min(self.ttl, max(self.latest_end - clock.now(), 0.001))
+
+    def extended(self, sent: float, ttl: float) -> None:
+        """An extension that was sent at ``sent`` was granted. Extensions never shorten, here as at the storage."""
+        if self.backend.leases:
+            self.deadline = max(self.deadline, sent + ttl)
+
+    def release_at_backend(self, deadline: float) -> bool:
+        """Free the lock, or leave it to nobody for as long as it is to be kept; False if the hold was gone."""
         left = self.keep_until - clock.now() if self.keep_until else 0.0
         if left <= 0:
             return self.backend.release(self.name, self.owner, deadline)
-        # The owner id that it gets is known to none.
+        # Nobody knows the owner id that it gets.
         holder = describe_holder("", left)
         return self.backend.adopt(self.name, self.owner, new_owner_id(), left, holder, deadline) is not None
 
@@ -201,5 +194,4 @@ class Hold:
         return at + timedelta(seconds=self.deadline - self.started - self.ttl)
 
     def __repr__(self) -> str:  # without the owner id
-        state: Any = self.ended.value if self.ended else "held"
-        return f"<Hold {self.name} {state} token={self.fencing_token}>"
+        return f"<Hold {self.name} {self.state.value} token={self.fencing_token}>"

@@ -47,6 +47,10 @@ def describe_holder(note: str, ttl: float | None = None) -> str:
     return f'{prefix}, "task": {json.dumps(task)}, "note": {json.dumps(note)}}}'
 
 
+def describes_this_thread(holder: Holder) -> bool:
+    return (holder.host, holder.pid, holder.thread) == (_host, os.getpid(), threading.current_thread().name)
+
+
 def _without_surrogates(value: object) -> object:
     return value.encode(errors="surrogatepass").decode(errors="replace") if isinstance(value, str) else value
 

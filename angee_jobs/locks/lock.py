@@ -1,77 +1,73 @@
-"""``Lock``: one lock on one key, for threads and for coroutines.
-
-Here is what its users see. What it does is in ``policy.py``, and how blocks are entered and left in ``entering.py``.
-"""
+"""``Lock``: what its users can ask of it. How it is acquired and released is in ``acquiring.py`` and ``block.py``."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from . import clock
-from .acquiring import acquire_steps, detach_steps, extend_steps, finish_steps, lost_error
+from .acquiring import acquire, adopt, detach, extend, release
 from .backends.base import VERB_SECONDS, BaseLockBackend
-from .block import Enterable
-from .concurrency import Call, Steps, TaskBell, ThreadBell, arun, run
-from .conf import lock_backends
-from .errors import LockLostError
+from .block import Entrance, Entry, aenter_lock, aexit_of_statement, enter_lock, exit_of_statement
+from .concurrency import Call, Operations, TaskWaker, ThreadWaker, arun, run
+from .errors import LockLostError, lost_error
 from .guard import GUARD_SECONDS, guard
-from .hold import End, Hold
+from .hold import Hold, State
 from .keys import LockKey, as_lock_key
+from .options import DEFAULTS, LockOptions, Options, spelled_out
 from .renewal import renewer
-from .transactions import handle_dropped
 from .types import LockInfo, Seconds, lease_seconds, wait_seconds
 
 
-class Lock(Enterable):
+class Lock:
     """A lock on one key: made by :func:`lock`, taken by ``with``, ``async with``, or :meth:`acquire`.
 
-    It has one hold at a time and can be used again after a release or a loss. It may be handed between threads. ``key``
-    is its :class:`LockKey`, ``name`` the canonical name of that. All requests raise :class:`LockBackendError` if the
-    backend cannot be reached or gives no answer in time.
+    It can be used again after a release or a loss, and by many threads and tasks at once, which it excludes like a
+    ``threading.Lock``. Each of them has a hold of its own: what ``with ... as held`` yields speaks for the hold of that
+    block and no other. The lock itself speaks for the caller's own hold, or else for the last one, so that it may
+    be handed between threads. ``key`` is its :class:`LockKey`, ``name`` the canonical name of that. All requests raise
+    :class:`LockBackendError` if the backend cannot be reached or gives no answer in time.
     """
 
-    def __init__(
-        self,
-        key: LockKey | str,
-        *,
-        timeout: Seconds | None = None,
-        ttl: Seconds | None = None,
-        auto_extend: bool = True,
-        hold_at_least: Seconds | None = None,
-        hold_at_most: Seconds | None = None,
-        cancel_on_loss: bool = False,
-        note: str = "",
-        backend: str | BaseLockBackend = "default",
-    ) -> None:
+    def __init__(self, key: LockKey | str, **options: Unpack[Options]) -> None:
+        checked = LockOptions.checked(options) if options else DEFAULTS  # type: ignore[arg-type]
         self.key = as_lock_key(key)
-        self.name: str = self.key.name
-        self._timeout = wait_seconds(timeout)
-        self._ttl = None if ttl is None else lease_seconds(ttl)
-        self._auto_extend = auto_extend
-        self._at_least = None if hold_at_least is None else lease_seconds(hold_at_least, "hold_at_least")
-        self._at_most = None if hold_at_most is None else lease_seconds(hold_at_most, "hold_at_most")
-        if self._at_least is not None and self._at_most is not None and self._at_least > self._at_most:
-            raise ValueError(f"hold_at_least ({hold_at_least!r}) is longer than hold_at_most ({hold_at_most!r})")
-        self._cancel_on_loss = cancel_on_loss
-        self._note = note
-        self._backend = backend
-        self._hold: Hold | None = None
-        super().__init__()
+        self._entrance = Entrance(self.key, checked)
 
     def __reduce_ex__(self, protocol: object) -> Any:
         # Two objects would have one hold.
         raise TypeError("A Lock cannot be copied or pickled. To hand its hold to another process, use detach().")
 
-    # Taking and giving up.
+    def __call__(self, *args: object, **kwargs: object) -> NoReturn:
+        raise TypeError("A lock is not a decorator: write @locked(key) over a function, or `with lock(key):` in it.")
+
+    @property
+    def name(self) -> str:
+        """The canonical name of the key, in the namespace of the backend's alias."""
+        return self._entrance.find_backend().scoped(self.key).name
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> Self: ...
+
+        def __exit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None: ...
+
+        async def __aenter__(self) -> Self: ...
+
+        async def __aexit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None: ...
+
+    else:
+        __enter__, __exit__ = enter_lock, exit_of_statement
+        __aenter__, __aexit__ = aenter_lock, aexit_of_statement
+
+    # Acquiring and releasing without a block.
 
     def acquire(self, timeout: Seconds | None = None) -> bool:
-        """Take the lock; False if somebody else holds it. Starts no renewal, but tells a loss.
+        """Take the lock; False if another holder has it. Starts no renewal, but tells a loss.
 
         ``timeout`` is the total wait in seconds, or a timedelta; without one, the lock's own, and without that one
-        the lock is tried once, now. Also False if this very lock already holds the key: locks are not re-entrant.
+        the lock is tried once, now. Also False if the caller holds the key already: locks are not re-entrant.
 
         Example::
 
@@ -83,34 +79,43 @@ class Lock(Enterable):
                 finally:
                     billing.release()
         """
-        before = self._hold, [*self._blocks]
+        entry = self._entrance.new_entry()
         try:
-            return run(self._acquire_steps(self._wait(timeout), ThreadBell)) is not None
+            return run(self._acquire(entry, timeout, ThreadWaker))
         except BaseException:
-            self._undo(*before)
+            entry.abandon()
             raise
 
     async def aacquire(self, timeout: Seconds | None = None) -> bool:  # noqa: ASYNC109  the total wait, as in acquire
         """:meth:`acquire` for a coroutine: waiting takes no thread, and a cancellation leaves nothing behind."""
-        before = self._hold, [*self._blocks]
+        entry = self._entrance.new_entry()
         try:
-            return await arun(self._acquire_steps(self._wait(timeout), TaskBell)) is not None
+            return await arun(self._acquire(entry, timeout, TaskWaker))
         except BaseException:
-            self._undo(*before)
+            entry.abandon()
             raise
 
+    def _acquire(self, entry: Entry, timeout: Seconds | None, make_waker: Any) -> Operations[bool]:
+        options, hold = self._entrance.options, entry.hold
+        assert hold is not None
+        wait = options.timeout if timeout is None else wait_seconds(timeout)
+        if not (yield from acquire(hold, options, wait, make_waker, renews=False, raises=False)):
+            return False
+        self._entrance.remember(entry, [])
+        return True
+
     def release(self) -> bool:
-        """Give up the hold now; False if there is none, or if it was lost.
+        """Release the hold now; False if there is none, or if it was lost.
 
         Frees the lock also where the end of a block would keep it until the transaction's commit.
         """
         hold = self._hold
-        return hold is not None and run(finish_steps(hold)) is End.RELEASED
+        return hold is not None and run(release(hold)) is State.RELEASED
 
     async def arelease(self) -> bool:
         """:meth:`release` for a coroutine."""
         hold = self._hold
-        return hold is not None and await arun(finish_steps(hold)) is End.RELEASED
+        return hold is not None and await arun(release(hold)) is State.RELEASED
 
     def extend(self, ttl: Seconds | None = None) -> bool:
         """Let the lease end ``ttl`` seconds from now (without one: the lock's own), or when it would have if later.
@@ -119,20 +124,20 @@ class Lock(Enterable):
         """
         seconds = None if ttl is None else lease_seconds(ttl)
         hold = self._hold
-        return hold is not None and self.held and run(extend_steps(hold, seconds))
+        return hold is not None and hold.live and run(extend(hold, seconds))
 
     async def aextend(self, ttl: Seconds | None = None) -> bool:
         """:meth:`extend` for a coroutine."""
         seconds = None if ttl is None else lease_seconds(ttl)
         hold = self._hold
-        return hold is not None and self.held and await arun(extend_steps(hold, seconds))
+        return hold is not None and hold.live and await arun(extend(hold, seconds))
 
     def detach(self, ttl: Seconds | None = None) -> str:
         """Let go of the hold without freeing the lock; the owner id with which another process can attach it, once.
 
         Unless that is done within ``ttl`` seconds (without one: the lock's own), the lock comes free: choose it longer
         than the queue's delay. LockLostError if there is no hold; ImproperlyConfigured for a session lock, which
-        cannot leave its process. Whoever knows the owner id can release the lock: send it to the task, do not log it.
+        cannot leave its process. The owner id is enough to release the lock: send it to the task, do not log it.
 
         Example::
 
@@ -141,27 +146,37 @@ class Lock(Enterable):
                 make_report.enqueue(report.pk, export.detach(ttl=3600))
         """
         seconds = None if ttl is None else lease_seconds(ttl)
-        self.check()
-        assert self._hold is not None
-        return run(detach_steps(self._hold, seconds, self._note))
+        return run(detach(self._checked(), seconds, self._entrance.options.note))
+
+    def _adopt(self, owner_id: str) -> None:
+        """What :func:`attach_lock` does."""
+        entry = self._entrance.new_entry()
+        assert entry.hold is not None
+        try:
+            run(adopt(entry.hold, owner_id, self._entrance.options.note))
+            self._entrance.attached = entry
+            self._entrance.remember(entry, [])
+        except BaseException:
+            entry.abandon()
+            raise
 
     # What is known of the hold.
+
+    @property
+    def _hold(self) -> Hold | None:
+        """The hold that the caller means."""
+        return self._entrance.current()
 
     @property
     def held(self) -> bool:
         """Whether this process holds the lock by this object, as far as it can know without asking."""
         hold = self._hold
-        return hold is not None and not hold.ended and not hold.foreign and not hold.over
+        return hold is not None and hold.live
 
     @property
     def lost(self) -> bool:
         """Whether the hold ended without being released. False before the first hold, and after a release."""
-        hold = self._hold
-        if hold is None or hold.foreign:
-            return False
-        if not hold.ended and hold.over:
-            renewer.expire(hold)
-        return hold.ended is End.LOST
+        return _is_lost(self._hold)
 
     def check(self) -> None:
         """LockLostError unless the lock is held. Costs no request; call it between the steps of long work.
@@ -173,38 +188,56 @@ class Lock(Enterable):
                     held.check()
                     send(batch)
         """
-        if not self.held:
-            if self.lost:
-                raise lost_error(self.name)
-            raise LockLostError(f"The lock {self.name} is not held here", name=self.name)
+        self._checked()
+
+    def _checked(self) -> Hold:
+        hold = self._hold
+        if hold is not None and hold.live:
+            return hold
+        if _is_lost(hold):
+            raise lost_error(hold.name if hold is not None else self.name)
+        raise LockLostError(f"The lock {self.name} is not held here", name=self.name)
 
     @property
     def owner_id(self) -> str | None:
-        """The secret of the hold: whoever knows it can extend or release. None before the first. Do not log it."""
-        return self._hold.owner if self._hold is not None else None
+        """The secret of the hold, which is enough to extend or release it. None before the first. Do not log it."""
+        hold = self._hold
+        return hold.owner if hold is not None else None
 
     @property
     def fencing_token(self) -> int | None:
         """Larger than that of every earlier hold of the key; None before the first hold."""
-        return self._hold.fencing_token if self._hold is not None else None
+        hold = self._hold
+        return hold.fencing_token if hold is not None else None
 
     @property
     def acquired_at(self) -> datetime | None:
         """When the hold was granted, aware, by the backend's clock; None before the first hold."""
-        return self._hold.acquired_at if self._hold is not None else None
+        hold = self._hold
+        return hold.acquired_at if hold is not None else None
 
     @property
     def expires_at(self) -> datetime | None:
         """When the lease ends unless it is renewed, aware, by the backend's clock; None for a session lock."""
-        return self._hold.expires_at if self._hold is not None else None
+        hold = self._hold
+        return hold.expires_at if hold is not None else None
 
     def info(self) -> LockInfo | None:
         """Ask the backend for this hold, with its owner id; None if it is gone."""
-        return run(self._info_steps())
+        return run(self._info())
 
     async def ainfo(self) -> LockInfo | None:
         """:meth:`info` for a coroutine."""
-        return await arun(self._info_steps())
+        return await arun(self._info())
+
+    def _info(self) -> Operations[LockInfo | None]:
+        hold = self._hold
+        if hold is None or hold.ended or hold.foreign:
+            return None
+        record = yield Call(hold.backend.inspect, hold.name, clock.now() + VERB_SECONDS)
+        if record is None or record.fencing_token != hold.fencing_token:
+            return None
+        return hold.backend.info(record, owner_id=hold.owner)
 
     def guard(
         self, using: str = "default", timeout: Seconds = GUARD_SECONDS
@@ -224,48 +257,21 @@ class Lock(Enterable):
         """
         seconds = wait_seconds(timeout)
         assert seconds is not None
-        return guard(self, using, seconds)
+        return guard(self._checked, using, seconds)
 
     def __repr__(self) -> str:  # without the owner id
-        state = "held" if self.held else "lost" if self.lost else "not held"
-        return f"<Lock {self.name} {state}>"
-
-    # As steps.
-
-    def _verbs(self) -> BaseLockBackend:
-        backend = self._backend
-        return backend if isinstance(backend, BaseLockBackend) else lock_backends.verbs(backend)
-
-    def _wait(self, timeout: Seconds | None) -> float | None:
-        return self._timeout if timeout is None else wait_seconds(timeout)
-
-    def _take(self, hold: Hold) -> None:
-        hold.handle = renewer.when_dropped(self, functools.partial(handle_dropped, hold))
-        self._hold = hold
-
-    def _acquire_steps(
-        self, wait: float | None, make_bell: Any, *, renews: bool = False, raises: bool = False
-    ) -> Steps[Hold | None]:
-        return acquire_steps(
-            self._verbs(),
-            self.key,
-            self.name,
-            wait=wait,
-            ttl=self._ttl,
-            note=self._note,
-            renews=renews,
-            at_least=self._at_least,
-            at_most=self._at_most,
-            make_bell=make_bell,
-            raises=raises,
-            take=self._take,
-        )
-
-    def _info_steps(self) -> Steps[LockInfo | None]:
         hold = self._hold
-        if hold is None or hold.ended or hold.foreign:
-            return None
-        record = yield Call(hold.backend.inspect, hold.name, clock.now() + VERB_SECONDS)
-        if record is None or record.fencing_token != hold.fencing_token:
-            return None
-        return hold.backend.info(record, owner_id=hold.owner)
+        state = "not held" if hold is None else "held" if hold.live else "lost" if _is_lost(hold) else "not held"
+        return f"<Lock {self.key.name if hold is None else hold.name} {state}>"
+
+
+def _is_lost(hold: Hold | None) -> bool:
+    if hold is None or hold.foreign:
+        return False
+    if not hold.ended and hold.over and hold.deadline:
+        renewer.expire(hold)
+    return hold.state is State.LOST
+
+
+spelled_out(Lock)
+BaseLockBackend.make_lock = Lock

@@ -6,15 +6,14 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-from . import clock, signals
-from .backends.base import VERB_SECONDS, BaseLockBackend, HandleBackend, Record
+from . import clock, process, signals
+from .backends.base import VERB_SECONDS, BaseLockBackend, Record
+from .backends.third_party import HandleBackend
 from .conf import lock_backends
-from .errors import LockBackendError
-from .keys import LockKey, lock_name
+from .keys import LockKey, as_lock_key
 from .renewal import renewer
-from .transactions import settle
+from .transactions import finish_all_deferred
 from .types import LockInfo, Seconds, grace_seconds, printable
-from .waiting import room_of
 
 logger = logging.getLogger("angee_jobs.locks")
 
@@ -32,12 +31,10 @@ def task_lock_is_held(key: LockKey | str, *, backend: str = "default") -> bool:
 
         run.is_stalled = run.running and not task_lock_is_held(run.lock_key)
     """
-    name = lock_name(key)
-    settle()
-    verbs = lock_backends.verbs(backend)
+    verbs, deadline = about_to_ask(backend)
     if isinstance(verbs, HandleBackend):
         return verbs.is_held(key)
-    return verbs.inspect(name, clock.now() + VERB_SECONDS) is not None
+    return verbs.inspect(verbs.scoped(as_lock_key(key)).name, deadline) is not None
 
 
 def task_locks_are_cross_process(*, backend: str = "default") -> bool:
@@ -53,10 +50,8 @@ def lock_info(key: LockKey | str, *, backend: str = "default") -> LockInfo | Non
         info = lock_info("billing-run")
         print(info and info.holder)
     """
-    name = lock_name(key)
-    settle()
-    verbs = telling(backend)
-    record = verbs.inspect(name, clock.now() + VERB_SECONDS)
+    verbs, deadline = about_to_ask(backend)
+    record = verbs.inspect(verbs.scoped(as_lock_key(key)).name, deadline)
     return None if record is None else verbs.info(record)
 
 
@@ -70,9 +65,8 @@ def held_locks(*, backend: str = "default") -> Iterator[LockInfo]:
         for info in held_locks(backend="leases"):
             print(info.name, info.holder, info.expires_at)
     """
-    verbs = telling(backend)
-    settle()
-    return map(verbs.info, verbs.list_held(clock.now() + VERB_SECONDS))
+    verbs, deadline = about_to_ask(backend)
+    return map(verbs.info, verbs.list_held(deadline))
 
 
 def force_release(
@@ -94,10 +88,12 @@ def force_release(
 
         force_release("billing-run", reason="worker-3 was switched off", user=request.user)
     """
-    name = lock_name(key)
+    key = as_lock_key(key)
     if fencing_token is not None and type(fencing_token) is not int:
         raise TypeError(f"fencing_token must be an int, not {type(fencing_token).__name__}: {fencing_token!r}")
-    verbs = telling(backend)
+    process.check()
+    verbs = lock_backends.verbs(backend)
+    name = verbs.scoped(key).name
     if fencing_token is not None and not 0 < fencing_token < 2**63:
         return False  # no hold has such a one
     only = {} if fencing_token is None else {"fencing_token": fencing_token}
@@ -108,7 +104,7 @@ def force_release(
     for hold in list(renewer.holds):  # one of this process need not wait for its renewal to be told
         if hold.backend is verbs and hold.name == name and hold.fencing_token == ended.fencing_token:
             renewer.lose(hold, "it was released by force")
-    room_of(verbs).changed(name)
+    verbs.changed(name)
     return True
 
 
@@ -119,7 +115,7 @@ def holds_beside(key: LockKey | str, *, backend: str = "default") -> tuple[int, 
     """
     verbs = lock_backends.verbs(backend)
     ask = getattr(verbs, "holds_beside", None)
-    found = None if ask is None else ask(lock_name(key), clock.now() + VERB_SECONDS)
+    found = None if ask is None else ask(verbs.scoped(as_lock_key(key)).name, clock.now() + VERB_SECONDS)
     return None if found is None else (found[0], [verbs.info(record) for record in found[1]])
 
 
@@ -130,8 +126,9 @@ def end_session(
 
     For a process that does not answer :func:`force_release` any more. False if that process does not hold it now.
     """
-    name = lock_name(key)
-    end = getattr(lock_backends.verbs(backend), "end_session", None)
+    verbs = lock_backends.verbs(backend)
+    name = verbs.scoped(as_lock_key(key)).name
+    end = getattr(verbs, "end_session", None)
     if end is None or not end(name, session, clock.now() + VERB_SECONDS):
         return False
     text = "The session %s that held the lock %s was ended by force (%s)"
@@ -153,7 +150,7 @@ def reap_expired_locks(*, grace: Seconds = 0, backend: str = "default") -> int:
         reap_expired_locks(grace=3600)
     """
     seconds = grace_seconds(grace)
-    settle()
+    about_to_ask(backend)
     return reap(backend, seconds, REAP_BATCH)
 
 
@@ -181,12 +178,13 @@ def expired_records(backend: str, grace: Seconds = 0) -> Iterator[Record]:
 
 def tells(alias: str) -> bool:
     """Whether the backend can tell who holds a lock; one with the least that a backend must have cannot."""
-    return not isinstance(lock_backends.verbs(alias), HandleBackend)
+    return lock_backends.verbs(alias).inspectable
 
 
-def telling(alias: str) -> BaseLockBackend:
-    """The verbs of a backend that tells who holds a lock; LockBackendError for one that cannot."""
+def about_to_ask(alias: str, seconds: float = VERB_SECONDS) -> tuple[BaseLockBackend, float]:
+    """The backend, about to be asked what is held, and until when it has to answer."""
+    process.check()
     verbs = lock_backends.verbs(alias)
-    if not tells(alias):
-        raise LockBackendError(f"The lock backend {alias!r} does not tell who holds a lock")
-    return verbs
+    deadline = clock.now() + seconds
+    finish_all_deferred(verbs, deadline)
+    return verbs, deadline

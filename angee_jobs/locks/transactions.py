@@ -1,10 +1,10 @@
 """Locks and the caller's transactions: a hold that lasts until the commit.
 
 A lock that is freed at the end of its block, but before the commit, lets the next holder read what was there before.
-So a block that is entered inside ``atomic()`` binds its hold to the transaction. The release is registered with
-``on_commit`` at the block's entry: callbacks run in order, and a task that the body enqueues there must find the lock
-free. Nothing runs on a rollback; Django drops the callback then, and its finalizer tells us. If somebody still keeps
-it alive (a traceback does), :func:`settle` sees that it has left the connection's list.
+So a block that is entered inside ``atomic()`` defers its release until the transaction has ended. The release is
+registered with ``on_commit`` at the block's entry: callbacks run in order, and a task that the body enqueues there must
+find the lock free. Nothing runs on a rollback; Django drops the callback then, and its finalizer tells us. If a
+traceback still keeps it alive, the periodic job sees that it has left the connection's list.
 
 Under ``TestCase`` the test's own transaction is never committed, and ``on_commit`` callbacks are counted by the
 test's author. There, nothing is registered, and the outermost atomic that is not the test's is looked at instead.
@@ -14,22 +14,35 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import threading
+import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
 
+from . import clock, process
+from .backends.base import VERB_SECONDS
+from .background import Finalizer, background
 from .errors import LockBackendError
-from .renewal import Dropped, renewer
+from .hold import Hold
+from .renewal import renewer
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
 
-    from .hold import Hold
-
 logger = logging.getLogger("angee_jobs.locks")
+
+#: How often the background thread looks whether a transaction has ended unnoticed, in seconds.
+LOOK_SECONDS = 1.0
+
+
+class Entered(Protocol):
+    """The entry of a block: what a deferred release has to know of it."""
+
+    left: bool
 
 
 class Transaction:
@@ -41,12 +54,12 @@ class Transaction:
         self.connection = connection
         self.outermost = outermost
         self.in_test_case = in_test_case
-        self._hook: Dropped | None = None
+        self._hook: Finalizer | None = None
 
-    def watch(self, binding: Binding) -> None:
+    def watch(self, deferred: DeferredRelease) -> None:
         if not self.in_test_case:
-            hook = _Hook(self, binding)
-            self._hook = renewer.when_dropped(hook, binding.settle)  # what a rollback does
+            hook = _Hook(self, deferred)
+            self._hook = background.when_dropped(hook, deferred.look)
             self.connection.on_commit(hook, robust=True)
 
     def committed(self) -> None:
@@ -70,47 +83,52 @@ class Transaction:
 class _Hook:
     """What is registered with ``on_commit``."""
 
-    __slots__ = ("__weakref__", "_binding", "_transaction")
+    __slots__ = ("__weakref__", "_deferred", "_transaction")
 
-    def __init__(self, transaction: Transaction, binding: Binding) -> None:
+    def __init__(self, transaction: Transaction, deferred: DeferredRelease) -> None:
         self._transaction = transaction
-        self._binding = binding
+        self._deferred = deferred
 
     def __call__(self) -> None:
         self._transaction.committed()
-        self._binding.settle()
+        self._deferred.finish(clock.now() + VERB_SECONDS)
 
 
-class Binding:
-    """A hold that ends with its block and with every transaction that the block was entered in, the last of them."""
+class DeferredRelease:
+    """A hold that ends with its block and with every transaction that the block was entered in, the last of them.
 
-    def __init__(self, hold: Hold, transactions: list[Transaction], finish: Callable[[Hold], bool]) -> None:
+    It is registered until the hold has ended, so that the periodic job releases what an exception of a signal handler
+    has kept from being released. (Seen at the first instruction of the release at the commit: renewed for ever.)
+    """
+
+    def __init__(
+        self,
+        hold: Hold,
+        transactions: list[Transaction],
+        entry: Entered,
+        release: Callable[[Hold, float, bool], object],
+    ) -> None:
         self.hold = hold
-        self.block_open = True
+        #: The block that has the hold now, or had it last. Not kept alive: one that is dropped is left.
+        self._entry = weakref.ref(entry)
         # Re-entrant, since a signal handler that uses locks may interrupt this very thread in here.
-        self._settling = threading.RLock()
-        self._finish = finish
+        self._finishing = threading.RLock()
+        self._release = release
+        self._posted = False
         self._transactions = transactions
-        _bindings[self] = None
-        hold.room.bindings[hold.name] = self
+        deferred_releases[(hold.backend, hold.name)] = self
         for each in transactions:
             each.watch(self)
+        background.announce(LOOK_SECONDS, clock.now() + LOOK_SECONDS)
 
     @property
     def pending(self) -> list[Transaction]:
         return [each for each in self._transactions if not each.over]
 
-    def leave_block(self) -> bool:
-        """The block is over; True if the hold now belongs to a transaction, which will end it."""
-        if not self.pending:
-            return False
-        self.block_open = False
-        return True
-
-    def take_again(self, transactions: list[Transaction]) -> bool:
+    def take_again(self, transactions: list[Transaction], entry: Entered) -> bool:
         """Let another block of the very transaction that has the hold have it; False if it may not."""
         pending = self.pending
-        if self.block_open or self.hold.ended or self.hold.over or not pending:
+        if not self._left or not self.hold.live or not pending:
             return False
         if not all(any(each.same_as(mine) for mine in transactions) for each in pending):
             return False
@@ -118,56 +136,70 @@ class Binding:
         self._transactions = pending + new
         for each in new:
             each.watch(self)
-        self.block_open = True
+        self._entry = weakref.ref(entry)
         return True
 
-    def settle(self) -> None:
-        """Free the hold if nothing that it was kept for is left; when this returns, that is done."""
-        with self._settling:  # whoever comes second waits for the release that the first has under way
-            if self.block_open or self.pending:
-                return
-            try:
-                self._finish(self.hold)
-            except LockBackendError as error:
-                # Raised to nobody: the transaction is over. The renewal thread goes on trying.
-                logger.error("The lock %s could not be released after its transaction: %s", self.hold.name, error)
-            finally:
+    @property
+    def _left(self) -> bool:
+        entry = self._entry()
+        return entry is None or entry.left
+
+    @property
+    def due(self) -> bool:
+        """Whether nothing is left that the hold was kept for."""
+        return self._left and not self.pending
+
+    def finish(self, deadline: float, *, dispatch: bool = False) -> None:
+        """Release once block and transactions have ended; waits for a release already running, until ``deadline``."""
+        if not self._finishing.acquire(timeout=max(0.0, min(deadline - clock.now(), threading.TIMEOUT_MAX))):
+            return
+        try:
+            if self.due:
+                self._release(self.hold, deadline, dispatch)
+        except LockBackendError as error:
+            # Raised to nobody: the transaction is over. The background thread goes on trying.
+            logger.error("The lock %s could not be released after its transaction: %s", self.hold.name, error)
+        finally:
+            self._finishing.release()
+            if self.hold.ended:
                 self.drop()
 
+    def look(self) -> None:
+        """On the background thread, which asks no server itself: have the hold released if it is due."""
+        if self.hold.ended or self.hold.foreign:
+            self.drop()
+        elif self.due and not self._posted:
+            self._posted = True
+            renewer.abandon(self.hold, by=self._finish_there)
+
+    def _finish_there(self, deadline: float) -> None:
+        self._posted = False
+        self.finish(deadline, dispatch=True)
+
     def drop(self) -> None:
-        _bindings.pop(self, None)
-        if self.hold.room.bindings.get(self.hold.name) is self:
-            self.hold.room.bindings.pop(self.hold.name, None)
+        if deferred_releases.get((self.hold.backend, self.hold.name)) is self:
+            del deferred_releases[(self.hold.backend, self.hold.name)]
 
 
-def handle_dropped(hold: Hold) -> None:
-    """Nobody is left who could release ``hold``, so it comes free soon.
-
-    If it is bound to a transaction, that is soon enough.
-    """
-    binding = hold.room.bindings.get(hold.name)
-    if binding is not None and binding.hold is hold:
-        binding.block_open = False
-        renewer.post(binding.settle)
-    else:
-        renewer.abandon(hold)
+#: Every deferred release of this process, by its backend and the name of its lock; empty almost always.
+deferred_releases: dict[tuple[object, str], DeferredRelease] = {}
 
 
-#: Every binding of this process; empty almost always.
-_bindings: dict[Binding, None] = {}
+def finish_all_deferred(backend: object, deadline: float) -> None:
+    """Release what transactions kept that have ended unnoticed, before ``backend`` is asked what is held."""
+    for deferred in list(deferred_releases.values()):
+        if deferred.hold.backend is backend and clock.now() < deadline:
+            deferred.finish(deadline)
 
 
-def settle() -> bool:
-    """Free what outlived its transaction; whether there is anything left to look at again."""
-    for binding in list(_bindings):
-        if binding.hold.foreign:
-            binding.drop()
-        else:
-            binding.settle()
-    return bool(_bindings)
+def _look() -> float:
+    for deferred in list(deferred_releases.values()):
+        deferred.look()
+    return clock.now() + LOOK_SECONDS if deferred_releases else math.inf
 
 
-renewer.chores.append(settle)
+background.jobs.append(_look)
+process.on_fork(in_child=deferred_releases.clear)
 
 
 def current_transactions() -> list[Transaction]:
@@ -198,13 +230,13 @@ def _open_here() -> Iterable[BaseDatabaseWrapper]:
     """
     storage = getattr(getattr(connections, "_connections", None), "_storage", None)
     if asyncio._get_running_loop() is None and type(storage) is threading.local:
-        # A list first, since a signal handler may open one meanwhile. "cvar" is what asgiref keeps for loops.
+        # A list first, since a signal handler may open a connection meanwhile. "cvar" is what asgiref keeps for loops.
         return [each for alias, each in list(vars(storage).items()) if alias != "cvar"]
     return connections.all(initialized_only=True)
 
 
 async def transactions_of_task() -> list[Transaction]:
-    """The same for a coroutine.
+    """Like :func:`current_transactions`, for a coroutine.
 
     Under ``async_to_sync`` the coroutine itself sees no transaction: the thread that waits for it has it, and is asked.
     """

@@ -14,6 +14,7 @@ from django.test.utils import override_settings
 from angee_jobs.checks import check_lock_backends, check_lock_servers
 from angee_jobs.locks import lock
 from angee_jobs.locks.backends.redis.cache import CacheAlias
+from angee_jobs.locks.background import background
 from angee_jobs.locks.renewal import renewer
 from tests.support.redis_tools import DJANGO, DJANGO_REDIS, FakeServer, backend_for, url
 from tests.support.servers import ValkeyServer, eventually, free_port, missing_packages
@@ -56,8 +57,8 @@ def test_a_lock_on_a_cache_that_is_not_there_leaves_nothing_to_try_again(caplog)
         with pytest.raises(ImproperlyConfigured), lock("billing", backend="temporary"):
             pytest.fail("the body ran")
         settled = threading.Event()
-        renewer.ensure_running()
-        renewer.post(settled.set)
+        background.ensure_running()
+        background.post(settled.set)
         assert settled.wait(10)
         assert backend not in {left.hold.backend for left in renewer._abandoned}
     assert not caplog.records

@@ -13,7 +13,7 @@ from angee_jobs.locks import LockBackendError, lock, lock_backends
 from angee_jobs.locks.backends.redis import watcher as redis_watch
 from angee_jobs.locks.backends.redis.backend import RedisLockBackend
 from angee_jobs.locks.clock import now
-from angee_jobs.locks.waiting import FALLBACK_SECONDS, room_of
+from angee_jobs.locks.waiting import FALLBACK_SECONDS, waiters_of
 from tests.support.procs import Child
 from tests.support.redis_tools import DJANGO, backend_for, new_name, new_owner, soon
 from tests.support.servers import RespServer, ValkeyServer, eventually, missing_packages
@@ -63,11 +63,11 @@ class Waiters:
     def start(self, backend: RedisLockBackend, subscribed: bool = True) -> Waiters:
         """Returns when all stand in line."""
         name = f"angee:name:{self._key}"
-        room = room_of(backend)
+        room = waiters_of(backend)
         for number, thread in enumerate(self._threads, 1):
             thread.start()
             if number % self.AT_ONCE == 0 or number == len(self._threads):
-                eventually(lambda n=number: name in room.lines and len(room.lines[name].bells) == n, 20)
+                eventually(lambda n=number: name in room.queues and len(room.queues[name].wakers) == n, 20)
         if subscribed:
             eventually(lambda: backend.watcher._subscribed.get(name), 10, "the channel is subscribed to")
         return self

@@ -27,9 +27,8 @@ class BadInput(ContractCase):
     def refused(self, error: type[Exception], says: str, key: Any = "contract-bad-input", **options: Any) -> None:
         options = {"backend": self.alias, **options}
 
-        @locked(lambda: key, **options)
         def decorated() -> None:
-            self.fail("the body ran")
+            locked(lambda: key, **options)(lambda: self.fail("the body ran"))()
 
         def enter() -> None:
             with lock(key, **options):

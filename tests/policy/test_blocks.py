@@ -9,7 +9,7 @@ import weakref
 import pytest
 
 from angee_jobs.locks import lock, task_lock
-from angee_jobs.locks.renewal import Dropped, renewer
+from angee_jobs.locks.background import Finalizer, background
 from tests.support.servers import eventually
 
 
@@ -17,8 +17,8 @@ from tests.support.servers import eventually
 def notes(monkeypatch):
     """What the renewal thread is told, while this test lasts."""
     told = []
-    take = renewer._take
-    monkeypatch.setattr(renewer, "_take", lambda note: (told.append(note), take(note)))
+    take = background._take
+    monkeypatch.setattr(background, "_take", lambda posted: (told.append(posted), take(posted)))
     with lock("starts-the-thread"):
         pass
     return told
@@ -26,7 +26,7 @@ def notes(monkeypatch):
 
 def the_thread_has_read():
     read = threading.Event()
-    renewer.post(read.set)
+    background.post(read.set)
     assert read.wait(10)
 
 
@@ -44,7 +44,7 @@ def test_a_block_that_is_left_says_nothing_to_the_renewal_thread(notes, form):
         with contextlib.ExitStack() as stack:
             stack.enter_context(form("stacked"))
     the_thread_has_read()
-    assert [note for note in notes if isinstance(note, Dropped)] == []
+    assert [note for note in notes if isinstance(note, Finalizer)] == []
 
 
 def test_a_lock_is_gone_when_nobody_has_it_any_more():

@@ -13,7 +13,7 @@ from unittest import mock
 
 import pytest
 
-from angee_jobs.locks import LocalLockBackend, LockBackendError, LockLostError, lock
+from angee_jobs.locks import LocalLockBackend, LockBackendError, LockLostError, lock, process
 from angee_jobs.locks.backends.base import Extension
 from angee_jobs.locks.clock import now
 from angee_jobs.locks.lock import Lock
@@ -60,20 +60,20 @@ def test_s06_a_backend_that_was_slow_once_has_no_thread_of_its_own_for_ever(key)
         assert held.held
         names = [thread.name for thread in threading.enumerate()]
         assert names.count("angee-locks-renewal") == 1
-        eventually(lambda: not any(thread.name == "angee-locks-renewal-slow" for thread in threading.enumerate()))
+        eventually(lambda: not any(thread.name == "angee-locks-renewal-own" for thread in threading.enumerate()))
 
 
 def test_without_a_thread_of_its_own_a_slow_backend_is_renewed_all_the_same(key, monkeypatch):
     """The system may grant no more threads."""
-    start, refused = threading.Thread.start, []
+    start, refused = process.start_thread, []
 
-    def refuse(thread):
-        if thread.name == "angee-locks-renewal-slow":
-            refused.append(thread)
-            raise RuntimeError("can't start new thread")
-        start(thread)
+    def refuse(run, name):
+        if name == "angee-locks-renewal-own":
+            refused.append(run)
+            return False
+        return start(run, name)
 
-    monkeypatch.setattr(threading.Thread, "start", refuse)
+    monkeypatch.setattr(process, "start_thread", refuse)
     backend = LocalLockBackend()
     renewer._slow.add(backend)
     with Lock(key, ttl=2.4, backend=backend) as held:

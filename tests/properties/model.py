@@ -34,7 +34,7 @@ from angee_jobs.locks import (
     task_lock_is_held,
 )
 from angee_jobs.locks.operations import expired_locks
-from angee_jobs.locks.waiting import room_of
+from angee_jobs.locks.waiting import waiters_of
 from tests.properties.model_clients import LONG
 from tests.properties.model_state import DETACHED, Belief, Held, Model
 from tests.properties.model_storage import Storage
@@ -122,8 +122,8 @@ class LockMachine(RuleBasedStateMachine):
         thread = threading.Thread(target=lambda: tokens.append(self.clients[waiter].acquire(key, 20)), daemon=True)
         thread.start()
         if waiter != "process":
-            room = room_of(lock_backends.verbs(self.alias))
-            eventually(lambda: key.name in room.lines, what="the waiter is in line")
+            room = waiters_of(lock_backends.verbs(self.alias))
+            eventually(lambda: key.name in room.queues, what="the waiter is in line")
         if by_force and self.can_be_forced(key):
             self.force_release(at)
         else:

@@ -12,7 +12,7 @@ from typing import Any
 from angee_jobs.locks import Lock, clock, lock, lock_backends
 from angee_jobs.locks.renewal import renewer
 from angee_jobs.locks.testing import ContractCase
-from angee_jobs.locks.waiting import room_of
+from angee_jobs.locks.waiting import waiters_of
 from tests.support.servers import eventually
 
 DEADLINE = 45.0  # seconds for anything that has to come to an end
@@ -49,8 +49,8 @@ def waiters(key: str, alias: str) -> int:
 
 def waiting_here(name: str, alias: str) -> int:
     """How many callers of this process wait for the lock of that name."""
-    line = room_of(lock_backends.verbs(alias)).lines.get(name)
-    return len(line.bells) if line is not None else 0
+    queue = waiters_of(lock_backends.verbs(alias)).queues.get(name)
+    return len(queue.wakers) if queue is not None else 0
 
 
 def is_free(key: str, alias: str) -> bool:

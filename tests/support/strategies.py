@@ -8,7 +8,8 @@ from typing import Any
 
 from angee_jobs.locks import LockKey, lock_backends
 from angee_jobs.locks.testing import Strategy
-from angee_jobs.locks.waiting import room_of
+from angee_jobs.locks.transactions import deferred_releases
+from angee_jobs.locks.waiting import waiters_of
 from tests.support.servers import PostgresServer
 
 
@@ -16,9 +17,10 @@ class OurStrategy(Strategy):
     """Looks also at what the policy may leave behind in this process."""
 
     def leftovers(self) -> list[str]:
-        room = room_of(lock_backends.verbs(self.alias))
-        waiting = [f"somebody waits for {name}" for name in list(room.lines)]
-        return waiting + [f"{name} is kept for a transaction" for name in list(room.bindings)]
+        backend = lock_backends.verbs(self.alias)
+        waiting = [f"a caller waits for {name}" for name in list(waiters_of(backend).queues)]
+        kept = [name for at, name in list(deferred_releases) if at is backend]
+        return waiting + [f"{name} is kept for a transaction" for name in kept]
 
 
 class Local(OurStrategy):

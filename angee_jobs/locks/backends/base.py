@@ -1,10 +1,10 @@
-"""What a backend is: a few verbs, each one atomic operation at the storage.
+"""What a backend is: a few operations, each of them atomic at the storage.
 
-Policy (waiting, renewal, loss, transactions) is in the modules above, ``policy.py`` first of all, once for all
-backends. A backend only knows how to grant, extend, end, show and remove holds. The verbs stand in every backend in
-the order in which they stand here, so that backends can be read side by side.
+The policy (waiting, renewal, loss, transactions) is in the modules above, ``acquiring.py`` first of all, once for
+all backends. A backend only knows how to grant, extend, end, show and remove holds. The operations stand in every
+backend in the order in which they stand here, so that backends can be read side by side.
 
-Rules for every verb:
+Rules for every operation:
 
 * It takes ``deadline``, a moment on :func:`angee_jobs.locks.clock.now`, and returns or raises by then, whatever
   the server does.
@@ -12,29 +12,28 @@ Rules for every verb:
   driver's error is its cause. It never reports that as a refusal, nor a refusal as an error.
 * Whether a hold has expired is decided by the storage's clock alone.
 * It may be called from any thread, and interrupted at any instruction by an exception of a signal handler. The
-  backend is usable afterwards; what became of the interrupted verb is settled by ``release`` with the same owner id.
+  backend is usable afterwards; ``release`` with the same owner id undoes what the interrupted operation did.
 """
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .. import clock
-from ..errors import LockBackendError, LockError
+from ..errors import LockBackendError
 from ..holder import parse_holder
-from ..keys import LockKey, as_lock_key, lock_name
-from ..types import HIDDEN, LONGEST, LockHandle, LockInfo
+from ..keys import LockKey, lock_name
+from ..types import HIDDEN, LockHandle, LockInfo
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
-#: How long a verb may take when its caller set no tighter limit, in seconds.
+#: How long an operation may take when its caller set no tighter limit, in seconds.
 VERB_SECONDS = 5.0
 #: Of times that can be shown, in seconds before and after 1970: nothing near the ends of the calendar.
 _LAST_SECOND = 1900 * 366 * 24 * 3600.0
@@ -81,7 +80,7 @@ class Record:
 class BaseLockBackend:
     """Base of the backends that come with this package, and a good one for others.
 
-    A subclass states what it is by the class attributes and implements the verbs.
+    A subclass states what it is by the class attributes and implements the operations.
     """
 
     #: Whether exclusion reaches other processes.
@@ -94,21 +93,29 @@ class BaseLockBackend:
     #: At most this many leases go into one ``extend``.
     extend_batch: ClassVar[int] = 500
 
+    #: Whether it can tell who holds a lock.
+    inspectable: ClassVar[bool] = True
+
+    #: Makes a :class:`Lock`. The policy, which stands above the backends, puts it here.
+    make_lock: ClassVar[Callable[..., Any]]
+
     #: The alias in ANGEE_JOBS_LOCKS; set by the handler that makes the instance.
     alias: str = "default"
+    #: The "NAMESPACE" of the alias, or what tells it at each use: part of every canonical name.
+    namespace: str | Callable[[], str] = ""
     #: The length of a lease in seconds where the lock names none.
     ttl: float = 30.0
 
-    # The verbs.
+    # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         """Take ``name`` for ``owner`` if nobody holds it, now and without waiting; None if refused."""
         raise NotImplementedError
 
     def acquire_next(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        """The same for the process's one waiter of ``name``, who asks again soon if it is refused.
+        """Like :meth:`acquire`, for a waiter that will retry; may refuse while another request is in flight.
 
-        Optional. So it may be refused while somebody else's request is under way, whatever becomes of that.
+        Optional.
         """
         return self.acquire(name, owner, ttl, holder, deadline)
 
@@ -144,7 +151,7 @@ class BaseLockBackend:
         """Of all live holds, many at a time, the name and these ``fields``: where :meth:`list_held` reads too much.
 
         Optional. A field is ``holder``, ``acquired_at``, ``expires_in`` or ``fencing_token``, as in :class:`Record`.
-        Each hold comes once. None: this backend has no such verb, and its records are read instead.
+        Each hold comes once. None: this backend has no such operation, and its records are read instead.
         """
         return None
 
@@ -210,9 +217,7 @@ class BaseLockBackend:
 
     def try_acquire(self, key: LockKey | str, *, timeout: timedelta | None = None) -> LockHandle | None:
         """A :class:`Lock` that holds ``key``, or None if somebody else does after ``timeout``."""
-        from ..lock import Lock  # the one verb that needs policy; it stands above the backends
-
-        lock = Lock(key, backend=self)
+        lock = self.make_lock(key, backend=self)
         return lock if lock.acquire(timeout) else None
 
     def is_held(self, key: LockKey | str) -> bool:
@@ -220,6 +225,18 @@ class BaseLockBackend:
         return self.inspect(lock_name(key), clock.now() + VERB_SECONDS) is not None
 
     # Shared by the backends.
+
+    #: The wait queues of this process for this backend, which the policy makes with the first waiter.
+    waiters: Any = None
+
+    def scoped(self, key: LockKey) -> LockKey:
+        """``key`` in the namespace of this alias, unless it names one itself, as a canonical name does."""
+        return key
+
+    def changed(self, name: str | None) -> None:
+        """``name`` may have come free, or any lock if it is None: wake the waiters of this process."""
+        if self.waiters is not None:
+            self.waiters.changed(name)
 
     def info(self, record: Record, owner_id: str = HIDDEN) -> LockInfo:
         """The public form of a record."""
@@ -232,63 +249,6 @@ class BaseLockBackend:
             fencing_token=record.fencing_token,
             backend=self.alias,
         )
-
-
-class HandleBackend(BaseLockBackend):
-    """Gives a backend that has only ``try_acquire`` and ``is_held`` the verbs, as far as they go.
-
-    It waits by itself, and its holds are neither renewed nor watched: whatever ends them is its own affair.
-    """
-
-    leases = False
-    push = None
-
-    def __init__(self, inner: Any, alias: str) -> None:
-        self.inner = inner
-        self.alias = alias
-        self.cross_process = bool(getattr(inner, "cross_process", False))
-        self._handles: dict[str, LockHandle] = {}
-
-    def acquire_within(self, key: LockKey, owner: str, timeout: float | None) -> Grant | None:
-        """The whole wait in one call, since only the inner backend knows how to wait for its locks."""
-        with self._errors(key.name):
-            if timeout is None:
-                handle = self.inner.try_acquire(key)
-            else:
-                longest = timedelta.max if timeout > LONGEST else timedelta(seconds=timeout)
-                handle = self.inner.try_acquire(key, timeout=longest)
-        if not handle:
-            return None
-        self._handles[owner] = handle
-        return Grant(fencing_token=None)
-
-    def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
-        return [extension.owner for extension in extensions if extension.owner in self._handles]
-
-    def release(self, name: str, owner: str, deadline: float) -> bool:
-        handle = self._handles.get(owner)
-        if handle is None:
-            return False
-        with self._errors(name):
-            # Only a plain False says "lost": the protocol promises no result, and most handles return None.
-            released = handle.release() is not False
-        self._handles.pop(owner, None)
-        return released
-
-    def is_held(self, key: LockKey | str) -> bool:
-        key = as_lock_key(key)  # what try_acquire() gets, so that both mean one lock
-        with self._errors(key.name):
-            return bool(self.inner.is_held(key))
-
-    @contextlib.contextmanager
-    def _errors(self, name: str) -> Iterator[None]:
-        """Whatever goes wrong inside is the backend's fault, and not an answer."""
-        try:
-            yield
-        except LockError:
-            raise
-        except Exception as error:
-            raise LockBackendError(f"The lock backend {self.alias!r} failed: {error!r}", name=name) from error
 
 
 def to_datetime(seconds: float | None) -> datetime | None:

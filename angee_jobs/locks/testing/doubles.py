@@ -34,15 +34,15 @@ from django.test import override_settings
 from django.utils.module_loading import import_string
 
 from .. import clock
-from ..backends.base import VERB_SECONDS, BaseLockBackend, Grant, HandleBackend, Record
+from ..backends.base import VERB_SECONDS, BaseLockBackend, Grant, Record
 from ..backends.local import LocalLockBackend, _Lease
+from ..backends.third_party import HandleBackend
 from ..conf import SETTING, configuration, lock_backends
 from ..hold import Hold, new_owner_id
 from ..keys import LockKey, as_lock_key
 from ..lock import Lock
 from ..renewal import renewer
 from ..signals import lock_acquired, lock_lost
-from ..waiting import room_of
 from .left import live_holds, release
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class OtherHolder:
     def release(self) -> bool:
         """Release the lock before the end of the block; False if it is not held any more."""
         released = self._backend.release(self._name, self._owner, clock.now() + VERB_SECONDS)
-        room_of(self._backend).changed(self._name)
+        self._backend.changed(self._name)
         return released
 
 

@@ -15,6 +15,7 @@ from ...backends.base import VERB_SECONDS, Extension
 from ...clock import now
 from ...errors import LockLostError, LockNotAcquiredError
 from ...keys import LockKey, record_lock_key
+from ...lock import Lock
 from . import tasks
 from .base import KEPT, LONG, NOISE, RENEWED, SHORT, ContractCase, eventually
 from .peers import Peer
@@ -37,7 +38,8 @@ class Exclusion(ContractCase):
     def test_a_block_holds_the_lock_and_frees_it(self) -> None:
         held = self.lock()
         with held as entered:
-            self.assertIs(entered, held)
+            self.assertIsInstance(entered, Lock)
+            self.assertIs(entered.held, True)
             self.assert_held()
             with self.assertRaises(LockNotAcquiredError), self.lock():
                 self.fail("two holders")

@@ -1,0 +1,87 @@
+"""The options of a lock: what they are, what they default to, and what they may be. Said here once."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, TypedDict, TypeVar
+
+from .backends.base import BaseLockBackend
+from .types import Seconds, lease_seconds, wait_seconds
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Options(TypedDict, total=False):
+    """The options as callers write them, for type checkers and editors."""
+
+    timeout: Seconds | None
+    ttl: Seconds | None
+    auto_extend: bool
+    hold_at_least: Seconds | None
+    hold_at_most: Seconds | None
+    cancel_on_loss: bool
+    note: str
+    backend: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LockOptions:
+    """The options of one lock, checked: times in seconds, None where the caller gave none."""
+
+    timeout: float | None = None
+    ttl: float | None = None
+    auto_extend: bool = True
+    hold_at_least: float | None = None
+    hold_at_most: float | None = None
+    cancel_on_loss: bool = False
+    note: str = ""
+    backend: str | BaseLockBackend = "default"
+
+    @classmethod
+    def checked(cls, options: dict[str, Any]) -> LockOptions:
+        """The same options, checked. TypeError for an unknown one, TypeError or ValueError for a bad time."""
+        if unknown := options.keys() - _TIMES.keys() - _OTHERS:
+            raise TypeError(
+                f"A lock has no option {', '.join(map(repr, sorted(unknown)))}; "
+                f"it takes {', '.join([*_TIMES, *sorted(_OTHERS)])}"
+            )
+        seconds = {name: _TIMES[name](value) for name, value in options.items() if name in _TIMES}
+        checked = cls(**{**options, **seconds})
+        shortest, longest = checked.hold_at_least, checked.hold_at_most
+        if shortest is not None and longest is not None and shortest > longest:
+            least, most = options["hold_at_least"], options["hold_at_most"]
+            raise ValueError(f"hold_at_least ({least!r}) is longer than hold_at_most ({most!r})")
+        return checked
+
+
+def _lease(name: str) -> Callable[[Seconds | None], float | None]:
+    return lambda value: None if value is None else lease_seconds(value, name)
+
+
+_TIMES: dict[str, Callable[[Any], float | None]] = {
+    "timeout": wait_seconds,
+    "ttl": _lease("ttl"),
+    "hold_at_least": _lease("hold_at_least"),
+    "hold_at_most": _lease("hold_at_most"),
+}
+_OTHERS = {field.name for field in dataclasses.fields(LockOptions)} - _TIMES.keys()
+DEFAULTS = LockOptions()
+
+
+def spelled_out(function: F) -> F:
+    """Give ``function``, which takes ``**options``, a signature that names each of them, for ``help()``."""
+    signature = inspect.signature(function)
+    named = [each for each in signature.parameters.values() if each.kind is not each.VAR_KEYWORD]
+    options = [
+        inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=field.default,
+            annotation=Options.__annotations__[field.name].__forward_arg__,
+        )
+        for field in dataclasses.fields(LockOptions)
+    ]
+    function.__signature__ = signature.replace(parameters=[*named, *options])  # type: ignore[attr-defined]
+    return function
