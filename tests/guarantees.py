@@ -32,7 +32,7 @@ PROMISES = [
         "processes and machines, and refuses a second try by the thread that holds the lock. Threads and tasks "
         "may share one `Lock` object: each entry has a hold of its own. `LocalLockBackend` promises this inside "
         "one process only, and says so.",
-        ["Exclusion"],
+        ["Exclusion", "SharedObject"],
         ["policy/test_async", "policy/test_fork", "docs/test_demo"],
         ["exclusion"],
     ),

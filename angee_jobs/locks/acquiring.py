@@ -16,6 +16,7 @@ from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperatio
 from . import clock, signals
 from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, Grant
 from .backends.third_party import HandleBackend
+from .background import background
 from .concurrency import Call, Operations, Sleep, ThreadWaker, Waker
 from .errors import LockBackendError, LockLostError, LockNotAcquiredError, lost_error
 from .hold import Hold, State, new_owner_id
@@ -115,6 +116,7 @@ def _abandon_attempt(hold: Hold, error: BaseException) -> None:
     """Schedule a release, unless the error proves that nothing was sent."""
     if not isinstance(error, LockBackendError) or error.uncertain:
         renewer.abandon(hold)
+        background.ensure_running()  # it may be the first hold of the process
 
 
 def _acquire_handle(backend: HandleBackend, hold: Hold, wait: float | None, waker: Waker) -> Operations[Grant | None]:

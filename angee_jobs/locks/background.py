@@ -8,6 +8,7 @@ It asks no server itself where another backend would have to wait for that; see 
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import queue
@@ -84,21 +85,25 @@ class Background:
 
     def ensure_running(self) -> None:
         """Start the thread, for callers who post without having a hold."""
-        mine = object()
-        if self.running or self.running.setdefault("thread", mine) is not mine:
+        if self.running:
             return
+        mine = object()
         try:
-            if not process.start_thread(self._run, "angee-locks-renewal"):
+            if self.running.setdefault("thread", mine) is not mine:
+                return
+            if not process.start_thread(functools.partial(self._run, mine), "angee-locks-renewal"):
                 self.running.clear()
                 logger.error("No renewal thread can be started, so locks are not renewed")
         except BaseException:
-            self.running.clear()
+            # Struck: whether the thread runs, is not known. If it does, it ends, and the next hold starts another.
+            if self.running.get("thread") is mine:
+                self.running.clear()
             raise
 
     # On the thread.
 
-    def _run(self) -> None:
-        while True:
+    def _run(self, mine: object) -> None:
+        while self.running.get("thread") is mine:
             self.wakes_at = math.inf  # awake: an announcement from now on is put on the queue, or seen below
             wake = min([self._due(job) for job in self.jobs], default=math.inf)
             soonest, self.soonest = self.soonest, math.inf
@@ -122,7 +127,8 @@ class Background:
             return clock.now() + RETRY_SECONDS
 
     def _take(self, posted: Finalizer | Callable[[], object] | None) -> None:
-        run = posted.run if isinstance(posted, Finalizer) else posted
+        # A finalizer whose maker was struck by an exception has nothing to run.
+        run = getattr(posted, "run", None) if isinstance(posted, Finalizer) else posted
         if run is not None:
             try:
                 run()

@@ -218,7 +218,7 @@ _opening: dict[int, Entry] = {}
 process.on_fork(in_child=_opening.clear)
 
 
-def _entry_to_leave(entry: Entry, entrance: Entrance | None) -> Entry | None:
+def _entry_to_leave(entry: Entry, entrance: Entrance | None) -> Entry:
     """The entry that ``__exit__`` is about: by hand, that is the caller's innermost, or just the innermost."""
     if entry.caller:
         return entry
@@ -227,29 +227,25 @@ def _entry_to_leave(entry: Entry, entrance: Entrance | None) -> Entry | None:
     entry.statement = entry.entrance = None
     open_here = [each for each in entrance.entries if not each.left] if entrance is not None else []
     mine = [each for each in open_here if each.caller == calling()]
-    return next(reversed(mine or open_here), None)
+    return next(reversed(mine or open_here), entry)
 
 
 def _leave(entry: Entry, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-    if (found := _entry_to_leave(entry, None)) is not None:
-        found.leave(exc)
+    _entry_to_leave(entry, None).leave(exc)
 
 
 def _leave_of_class(entry: Entry, manager: Any, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-    if (found := _entry_to_leave(entry, manager._entrance)) is not None:
-        found.leave(exc)
+    _entry_to_leave(entry, manager._entrance).leave(exc)
 
 
 async def _aleave(entry: Entry, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-    if (found := _entry_to_leave(entry, None)) is not None:
-        await found.aleave(exc)
+    await _entry_to_leave(entry, None).aleave(exc)
 
 
 async def _aleave_of_class(
     entry: Entry, manager: Any, exc_type: object, exc: BaseException | None, traceback: object
 ) -> None:
-    if (found := _entry_to_leave(entry, manager._entrance)) is not None:
-        await found.aleave(exc)
+    await _entry_to_leave(entry, manager._entrance).aleave(exc)
 
 
 exit_of_statement = Exit(_leave, _leave_of_class)

@@ -41,6 +41,7 @@ from .contract.python import Python
 from .contract.reaping import Reaping
 from .contract.renewal import Renewal
 from .contract.rollbacks import Rollbacks
+from .contract.shared import SharedObject
 from .contract.strategy import CAPABILITIES, Strategy
 from .contract.transactions import Transactions
 from .contract.waiting import Waiting
@@ -62,6 +63,7 @@ class LockContract(
     Broken,
     Secrecy,
     Python,
+    SharedObject,
     Information,
     Reaping,
     Signals,
