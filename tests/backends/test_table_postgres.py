@@ -108,6 +108,21 @@ def test_the_same_owner_may_ask_twice(backend):
     assert backend.release(NAME, owner, within())
 
 
+def test_a_request_that_a_middlebox_delivers_late_holds_the_key_for_its_ttl_at_most(backend):
+    """For the server it is the request of an owner that has asked before, and released since."""
+    late, grant = acquire(backend, ttl=0.5)
+    assert grant and backend.release(NAME, late, within())
+    owner, grant = acquire(backend)
+    assert acquire(backend, owner=late, ttl=0.5)[1] is None, "another holds it"
+    assert list(backend.extend([Extension(NAME, late, 30)], within())) == []
+    assert backend.release(NAME, late, within()) is False
+    assert backend.inspect(NAME, within()).fencing_token == grant.fencing_token
+    assert backend.release(NAME, owner, within())
+    assert acquire(backend, owner=late, ttl=0.5)[1], "it is free"
+    eventually(lambda: acquire(backend)[1])
+    assert backend.force_release(NAME, within())
+
+
 def test_fencing_tokens_go_up_whatever_becomes_of_the_row(backend, postgres):
     last = 0
 
@@ -169,7 +184,7 @@ def test_a_crash_of_the_server_does_not_take_an_extension_back(postgres, in_prod
 
 
 def test_a_strangers_row_lock_bounds_a_try(backend, postgres, monkeypatch):
-    assert int(table_postgres._patience(within(1.0))) <= 600  # an answer has time to arrive
+    assert int(table_postgres._row_timeout(within(1.0))) <= 600  # an answer has time to arrive
     monkeypatch.setattr(table_postgres, "ROW_SECONDS", 0.3)
     owner, _ = acquire(backend)
     with postgres.connect() as stranger, stranger.transaction():

@@ -1,6 +1,6 @@
 """Session locks on PostgreSQL: advisory locks on one session of this process's own.
 
-All holds of a process share one session, on which nothing ever blocks; see ``pg_holds.py``. Waiters hold a shared
+All holds of a process share one session, on which nothing ever blocks; see ``session.py``. Waiters hold a shared
 marker lock and listen on a second session; a release notifies only if it cannot take the marker. See
 docs/decisions/012-advisory-locks.md.
 """
@@ -33,8 +33,8 @@ from .sql import Entry, advisory_key
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
-#: What is done in the background may keep the renewal thread for this long, in seconds.
-CHORE_SECONDS = 0.3
+#: How long the background thread may spend on the session at a time, in seconds.
+BACKGROUND_SECONDS = 0.3
 #: How often it is looked whether a process gives up a hold that it was asked for, in seconds.
 ASKED_SECONDS = 0.05
 #: How long a lock of this process may be on its way to or from its holder, in seconds, before it counts as stuck.
@@ -72,7 +72,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         self._listener = Listener(self.db_alias, sql.CHANNEL, through_pooler=True)
         self._waited = Waited()
 
-    # The verbs.
+    # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         entry = Entry(name, advisory_key(name), owner, holder)
@@ -108,7 +108,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         return row
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
-        self._session.look_after(min(deadline, clock.now() + CHORE_SECONDS))
+        self._session.look_after(min(deadline, clock.now() + BACKGROUND_SECONDS))
         entries = list(self._session.entries.values())
         owners = {entry.owner for entry in entries if entry.session is not None and entry.alive}
         return [each.owner for each in extensions if each.owner in owners]
@@ -145,7 +145,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
             yield sql.record(row) if entry is None else entry.record()
 
     def reap(self, grace: float, batch_size: int, deadline: float) -> int:
-        """Nothing is left of a dead holder but its note, which is removed here and not counted."""
+        """A dead holder leaves only the row that named it, which is removed here and not counted."""
         self._session.rows(sql.PRUNE, deadline=deadline)
         return 0
 
@@ -196,7 +196,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         key = advisory_key(name)
         entry = self._session.entries.get(key)
         if entry is not None and entry.granted and entry.alive:
-            return math.inf  # ours: its release rings in this process
+            return math.inf  # ours: its release wakes the waiters of this process
         self._waited.add(str(key), name)
         self._session.mark(name, deadline)
         return None
@@ -223,7 +223,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
     def holds_beside(self, name: str, deadline: float) -> tuple[int, list[Record]] | None:
         """The server process that holds ``name``, and all the holds that would end with its session.
 
-        For :meth:`end_session`, which takes that process; None if nobody holds ``name``.
+        For :meth:`end_session`, which takes that process; None if ``name`` is free.
         """
         found = self._find(name, deadline)
         if found is None:

@@ -195,7 +195,7 @@ class HoldSession:
                 return True
             failure = None if answers else LockBackendError(f"The release of {entry.name} failed", name=entry.name)
             entry.unlocking = None
-        # What fails is about the note, or the notification (its queue may be full), and the lock is free already.
+        # Only the published row or the notification (its queue may be full) can fail, and the lock is free by then.
         ways = [(sql.RELEASE, [entry.key, marker_key(entry.name)]), (sql.UNLOCK, [entry.key])]
         if entry.published:
             ways.insert(0, (sql.RELEASE_PUBLISHED, ways[0][1]))

@@ -58,14 +58,14 @@ ACQUIRE = Statement(f"""
         WHEN pg_try_advisory_lock($1::bigint) THEN {tokens.draw(durable=False)}
     END
 """)
-# The marker is free to take unless somebody waits, and given back with the end of the statement.
+# The marker can be taken unless there are waiters, and is given back with the end of the statement.
 _UNLOCK = f"""
     pg_advisory_unlock($1::bigint),
     CASE WHEN NOT pg_try_advisory_xact_lock($2::bigint) THEN pg_notify('{CHANNEL}', $1::bigint::text) END
 """
 RELEASE = Statement(f"SELECT {_UNLOCK}")
 RELEASE_PUBLISHED = Statement(f"""
-    WITH note AS (
+    WITH unpublished AS (
         DELETE FROM angee_jobs_sessionhold WHERE advisory_key = (
             SELECT advisory_key FROM angee_jobs_sessionhold
             WHERE advisory_key = $1::bigint AND server_pid = pg_backend_pid()
@@ -118,7 +118,7 @@ def advisory_key(name: str, space: str = "lock") -> int:
 
 
 def marker_key(name: str) -> int:
-    """The advisory lock that is held, shared, by whoever waits for ``name``."""
+    """The advisory lock that the waiters of ``name`` share."""
     return advisory_key(name, "waiters")
 
 

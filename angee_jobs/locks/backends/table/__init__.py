@@ -1,7 +1,7 @@
 """The lock table: leases in a table of the database that a project already has.
 
 ``TableLockBackend(alias=...)`` is the class to name in the settings. What it makes is one of two, by the vendor of
-the alias: ``table_sqlite.py`` keeps the table in a file of its own beside the database, ``table_postgres.py`` in the
+the alias: ``sqlite.py`` keeps the table in a file of its own beside the database, ``postgres.py`` in the
 database itself, where the migrations of this app put it.
 """
 

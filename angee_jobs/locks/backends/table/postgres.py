@@ -1,11 +1,16 @@
-"""The lock table on PostgreSQL: rows of :class:`~angee_jobs.models.TaskLock`, one statement per verb.
+"""The lock table on PostgreSQL: rows of :class:`~angee_jobs.models.TaskLock`, one statement per operation.
 
 A released row stays, free, so that the next grant is an update in place that sees the last fencing token; reaping,
-and the backend itself every so often, remove what nobody has used for a while. See
+and the backend itself every so often, remove the rows that were not used for a while. See
 docs/decisions/010-lock-table-rows.md.
 
 A try that is refused writes nothing. One that may win waits for the row's lock at most ``ROW_SECONDS``, since a
 stranger's transaction may have it. All times are ``clock_timestamp()``: ``now()`` is when the transaction began.
+
+Late requests: a middlebox that resets the client's side of a connection may deliver its last request afterwards. No
+operation but ``acquire`` does anything then, for owner ids are never used twice. A late ``acquire`` is refused while
+another holds the lock. If the lock is free, the key is held by an owner that is gone, for its ttl and no longer, since
+nothing renews it; ``force_release`` frees it at once. On its own live hold it only raises the token in the row.
 """
 
 from __future__ import annotations
@@ -54,7 +59,7 @@ def _array(values: Collection[str | float]) -> str:
     return "{" + ",".join(map(str, values)) + "}"
 
 
-def _patience(deadline: float) -> str:
+def _row_timeout(deadline: float) -> str:
     """How long a statement that has until ``deadline`` may wait for a row, as ``lock_timeout`` wants it."""
     return milliseconds(min(ROW_SECONDS, (deadline - clock.now()) * ROW_SHARE))
 
@@ -92,10 +97,10 @@ class PostgresTableLockBackend(TableLockBackend):
     def _rows(
         self, statement: Statement, *parameters: Parameter, deadline: float, owner: str = "", again: bool = True
     ) -> list[Row]:
-        # Nearly every verb may be sent twice, should the connection die before the answer.
+        # Nearly every operation may be sent twice, should the connection die before the answer.
         return self._pool.run(statement, parameters, deadline, owner=owner, again=again)
 
-    # The verbs.
+    # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         return self._acquire(sql.ACQUIRE, name, owner, ttl, holder, deadline)
@@ -110,7 +115,7 @@ class PostgresTableLockBackend(TableLockBackend):
         digest, hashed = name_digest(name), owner_digest(owner)
         try:
             rows = self._rows(
-                statement, digest, name, hashed, holder, ttl, _patience(deadline), deadline=deadline, owner=hashed
+                statement, digest, name, hashed, holder, ttl, _row_timeout(deadline), deadline=deadline, owner=hashed
             )
         except RowLocked:
             if self.inspect(name, deadline) is not None:
@@ -130,7 +135,7 @@ class PostgresTableLockBackend(TableLockBackend):
                 _array([name_digest(each.name) for each in extensions]),
                 _array(owners),
                 _array([each.ttl for each in extensions]),
-                _patience(deadline),
+                _row_timeout(deadline),
                 deadline=deadline,
             )
         except RowLocked as locked:
@@ -162,7 +167,7 @@ class PostgresTableLockBackend(TableLockBackend):
         hashed = owner_digest(owner)
         self._pool.drain(hashed, deadline)  # or a grant that was given up waiting for could come after this
         rows = self._end(
-            sql.RELEASE, sql.RELEASE_UNTOLD, name_digest(name), hashed, _patience(deadline),
+            sql.RELEASE, sql.RELEASE_SILENTLY, name_digest(name), hashed, _row_timeout(deadline),
             deadline=deadline,
         )  # fmt: skip
         self._leases.pop(hashed, None)
@@ -174,7 +179,7 @@ class PostgresTableLockBackend(TableLockBackend):
 
     def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         rows = self._rows(
-            sql.ADOPT, name_digest(name), owner_digest(owner), owner_digest(heir), holder, ttl, _patience(deadline),
+            sql.ADOPT, name_digest(name), owner_digest(owner), owner_digest(heir), holder, ttl, _row_timeout(deadline),
             deadline=deadline, owner=owner_digest(heir), again=False,
         )  # fmt: skip
         return _grant(rows)
@@ -239,7 +244,7 @@ class PostgresTableLockBackend(TableLockBackend):
 
     def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
         rows = self._end(
-            sql.FORCE, sql.FORCE_UNTOLD, name_digest(name), _patience(deadline), fencing_token, deadline=deadline
+            sql.FORCE, sql.FORCE_SILENTLY, name_digest(name), _row_timeout(deadline), fencing_token, deadline=deadline
         )
         return _record(rows[0][1:]) if rows else None
 
@@ -253,7 +258,7 @@ class PostgresTableLockBackend(TableLockBackend):
         if not self.push or (waited is not None and waited >= sql.WAITED_ANEW):
             return left
         try:
-            rows = self._rows(sql.MARK, digest, _patience(deadline), deadline=deadline)
+            rows = self._rows(sql.MARK, digest, _row_timeout(deadline), deadline=deadline)
         except LockBackendError as error:
             if refused(error):  # a locked row, or a full disk: the wait goes on at the fallback interval
                 return left
@@ -280,14 +285,14 @@ class PostgresTableLockBackend(TableLockBackend):
 
     # Inside.
 
-    def _end(self, statement: Statement, untold: Statement, *parameters: Parameter, deadline: float) -> list[Row]:
-        """End a hold; without telling the waiters if that is what the server refuses. They look again soon."""
+    def _end(self, statement: Statement, silent: Statement, *parameters: Parameter, deadline: float) -> list[Row]:
+        """End a hold; without notifying the waiters if that is what the server refuses. They look again soon."""
         try:
             return self._rows(statement, *parameters, deadline=deadline, again=False)
         except LockBackendError as error:
             if isinstance(error, RowLocked) or not refused(error):
                 raise
-        return self._rows(untold, *parameters, deadline=deadline, again=False)
+        return self._rows(silent, *parameters, deadline=deadline, again=False)
 
     def _has_leases(self) -> bool:
         """Whether one that was granted or extended here may be alive: then a session is kept for its renewal."""
@@ -303,7 +308,7 @@ class PostgresTableLockBackend(TableLockBackend):
         while (left := end - clock.now()) > 0:
             try:
                 self._wake.get(timeout=min(self._poll_pause, left))
-                break  # nobody waits any more
+                break  # there are no waiters any more
             except queue.Empty:
                 pass
             names = self._waited.recent()

@@ -29,7 +29,7 @@ RECORD = """
     extract(epoch FROM expires_at - clock_timestamp()), fencing_token
 """
 # The commit fails if it cannot be queued, as when a listener keeps a transaction open: then the same goes without.
-TELL = f"CASE WHEN waited_until > clock_timestamp() THEN pg_notify('{CHANNEL}', digest) END"
+NOTIFY = f"CASE WHEN waited_until > clock_timestamp() THEN pg_notify('{CHANNEL}', digest) END"
 
 _ACQUIRE = f"""
     INSERT INTO {TABLE} AS lock
@@ -46,8 +46,8 @@ _ACQUIRE = f"""
     RETURNING fencing_token, extract(epoch FROM acquired_at), extract(epoch FROM expires_at)
 """
 ACQUIRE = Statement(_ACQUIRE.format(turn=""))
-# Of many that are woken by one release, all but one are turned away before they write anything. Whoever waits in the
-# server for the row of the winner writes and syncs too, only to be refused.
+# Of many that are woken by one release, all but one are turned away before they write anything. A try that waits in
+# the server for the winner's row writes and syncs too, only to be refused.
 ACQUIRE_NEXT = Statement(
     f"""
     WITH free AS MATERIALIZED (
@@ -72,7 +72,7 @@ _RELEASE = f"""
     WHERE digest = $1 AND owner = $2 AND expires_at > clock_timestamp() AND {QUICKLY.format("$3::text")}
     RETURNING {{tell}}
 """
-RELEASE, RELEASE_UNTOLD = Statement(_RELEASE.format(tell=TELL)), Statement(_RELEASE.format(tell="NULL"))
+RELEASE, RELEASE_SILENTLY = Statement(_RELEASE.format(tell=NOTIFY)), Statement(_RELEASE.format(tell="NULL"))
 ADOPT = Statement(f"""
     UPDATE {TABLE}
     SET owner = $3, holder = $4, expires_at = clock_timestamp() + $5::float8 * interval '1 second'
@@ -134,8 +134,8 @@ _FORCE = f"""
     )
     SELECT held.*, ended.told FROM held, ended
 """
-FORCE = Statement(_FORCE.format(tell=TELL.replace("digest", f"{TABLE}.digest")))
-FORCE_UNTOLD = Statement(_FORCE.format(tell="NULL"))
+FORCE = Statement(_FORCE.format(tell=NOTIFY.replace("digest", f"{TABLE}.digest")))
+FORCE_SILENTLY = Statement(_FORCE.format(tell="NULL"))
 LEFT = Statement(f"""
     SELECT extract(epoch FROM expires_at - clock_timestamp()), extract(epoch FROM waited_until - clock_timestamp())
     FROM {TABLE} WHERE digest = $1 AND {LIVE}
