@@ -3,13 +3,27 @@
 import contextlib
 import itertools
 import os
+import shutil
 import sqlite3
+import subprocess
 import sys
+import time
 
 import pytest
 
-from angee_jobs.locks import LockBackendError, TableLockBackend
+from angee_jobs.locks import (
+    LockBackendError,
+    LockLostError,
+    TableLockBackend,
+    clock,
+    get_lock_backend,
+    lock,
+    task_lock_is_held,
+)
+from angee_jobs.locks.backends.base import Extension
+from angee_jobs.locks.backends.table import sqlite_file
 from tests.support.pg_helpers import alias_with, within
+from tests.support.servers import eventually
 
 NAME = "angee:name:billing"
 
@@ -127,3 +141,158 @@ def test_a_full_disk_is_named_and_ends(make):
     assert backend.inspect("angee:name:before", within()) is not None
     assert backend.release("angee:name:before", "owner", within())
     assert acquire(backend, note="x" * 100_000), "there is room again"
+
+
+LOOK = """
+import sqlite3, sys, time
+[(expires,)] = sqlite3.connect(sys.argv[1]).execute("SELECT expires FROM lock WHERE name = ?", [sys.argv[2]])
+print(expires - time.clock_gettime(time.CLOCK_BOOTTIME))
+"""
+CLOSE_AS_THE_LAST_ONE = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("SELECT count(*) FROM lock").fetchall()
+connection.close()
+"""
+
+
+def stranger(script, *args):
+    """What another process says."""
+    return subprocess.run(
+        [sys.executable, "-c", script, *args], check=True, timeout=30, capture_output=True, text=True
+    ).stdout
+
+
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="needs the clock")
+def test_a_log_that_was_deleted_behind_our_back_is_noticed_at_the_next_request(make):
+    """Whoever closes a file that it has read frees its own locks on it, and the next one to end deletes the log.
+
+    What was written into the deleted log nobody else saw: another acquired what this process held and extended.
+    """
+    backend = make()
+    assert backend.acquire(NAME, "owner", 10.0, "{}", within())
+    for ttl in (30.0, 60.0, 90.0):
+        for suffix in ("", "-wal", "-shm"):
+            with open(backend.path() + suffix, "rb") as file:  # a backup
+                file.read()
+        stranger(CLOSE_AS_THE_LAST_ONE, backend.path())
+        assert not os.path.exists(backend.path() + "-wal"), "it took itself for the last one"
+        assert backend.extend([Extension(NAME, "owner", ttl)], within())
+        assert float(stranger(LOOK, backend.path(), NAME)) > ttl - 9, "others see the extension"
+
+
+@pytest.mark.skipif(not hasattr(sqlite3.Connection, "setconfig"), reason="needs Python 3.12")
+def test_who_closes_the_file_last_leaves_the_log(make):
+    backend = make()
+    assert acquire(backend)
+    backend.close()
+    assert os.path.exists(backend.path() + "-wal") and os.path.exists(backend.path() + "-shm")
+    assert not acquire(backend)
+
+
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+@pytest.mark.parametrize("how", ["deleted", "moved", "replaced"])
+@pytest.mark.parametrize("settled", [True, False])
+def test_each_of_the_three_files_is_looked_at(suffix, how, settled, make, monkeypatch):
+    backend = make()
+    assert acquire(backend)
+    path = backend.path() + suffix
+    if settled:  # as if nothing had changed in the folder for a while, so that its time is trusted
+        monkeypatch.setattr(sqlite_file, "SETTLED", -1.0)
+        time.sleep(0.02)  # longer than a file system's clock stands still
+        assert not acquire(backend)
+        assert backend.file._folder
+    if how == "replaced":
+        shutil.copyfile(path, path + ".copy")
+        os.replace(path + ".copy", path)
+    else:
+        os.rename(path, path + ".away")
+        if how == "deleted":
+            os.unlink(path + ".away")
+    assert not backend.file._in_place()
+
+
+def test_tokens_rise_over_files_that_were_deleted_or_put_back_from_a_copy(make, tmp_path):
+    backend = make()
+    tokens = [acquire(backend).fencing_token]
+    backend.close()
+    copies = {suffix: (tmp_path / f"copy{suffix}") for suffix in ("", "-wal", "-shm")}
+    for suffix, copy in copies.items():
+        shutil.copyfile(backend.path() + suffix, copy)
+    for _ in range(3):
+        for suffix in copies:
+            os.unlink(backend.path() + suffix)
+        tokens.append(acquire(backend).fencing_token)
+        assert backend.release(NAME, "owner", within())
+        tokens.append(acquire(backend).fencing_token)
+        backend.close()
+        for suffix, copy in copies.items():
+            os.unlink(backend.path() + suffix)
+            shutil.copyfile(copy, backend.path() + suffix)
+        assert backend.force_release(NAME, within())
+        tokens.append(acquire(backend).fencing_token)
+    assert tokens == sorted(set(tokens))
+
+
+def test_rows_that_were_deleted_by_hand_leave_the_floor_for_new_tokens(make):
+    backend = make()
+    high = acquire(backend).fencing_token + 10**12
+    execute = backend.file.connection().execute
+    execute("UPDATE lock SET fencing_token = ?", [high])
+    execute("DELETE FROM lock")
+    assert acquire(backend).fencing_token == high + 1
+    execute("UPDATE lock SET fencing_token = ?", [2**63 - 1])
+    execute("DELETE FROM lock")
+    assert acquire(backend).fencing_token == high + 1, "one that nobody can exceed is not the floor of all others"
+
+
+def test_tidying_up_fails_no_release_and_makes_none_wait(make, monkeypatch):
+    backend, deadlines = make(), []
+
+    def fail(statement, age, limit, deadline):
+        deadlines.append(deadline)
+        raise LockBackendError("no")
+
+    monkeypatch.setattr(backend, "_remove", fail)
+    monkeypatch.setattr(backend, "_until_tidy", 1)
+    assert acquire(backend)
+    assert backend.release(NAME, "owner", within()) is True
+    assert len(deadlines) == 1 and deadlines[0] <= clock.now(), "it is tried once"
+    assert acquire(backend)
+
+
+def test_two_aliases_share_a_connection_and_hear_of_each_others_releases(make):
+    one, two = make(), make()
+    assert one.file is two.file
+    assert acquire(one)
+    two.wait_for_change(0.05)
+    assert two.wait_for_change(0.05) == ()
+    assert one.release(NAME, "owner", within())
+    assert two.wait_for_change(5.0) is None
+
+
+@pytest.fixture
+def warm_file():
+    backend = get_lock_backend("sqlite")
+    with lock("warm", backend="sqlite"):
+        pass
+    return backend.path()
+
+
+def test_a_lock_file_that_was_deleted_holds_nothing_any_more(warm_file):
+    kept = lock("deleted", backend="sqlite", ttl=60)
+    assert kept.acquire()
+    for suffix in ("", "-wal", "-shm"):
+        os.unlink(warm_file + suffix)
+    with lock("deleted", backend="sqlite") as other:  # as another process would find it
+        assert other.held
+        assert not kept.extend()
+        assert kept.lost
+        assert not kept.release()
+        assert task_lock_is_held("deleted", backend="sqlite")
+
+
+def test_a_deleted_lock_file_is_a_loss_of_the_block(warm_file):
+    with pytest.raises(LockLostError), lock("block", backend="sqlite", ttl=1.5) as held:
+        os.unlink(warm_file)
+        eventually(lambda: held.lost, 5)

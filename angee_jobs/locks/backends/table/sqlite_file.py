@@ -116,7 +116,7 @@ class LockFile:
                     raise
                 if clock.now() < deadline:
                     continue
-                raise LockBackendError(f"{self}: another request of this process does not come to its end") from None
+                raise LockBackendError(f"{self} is busy with other requests of this process") from None
             if busy:
                 time.sleep(min(BUSY_PAUSE, max(0.0, deadline - clock.now())))
             else:
