@@ -28,7 +28,7 @@ from ..postgres.statements import Row
 from ..postgres.waited import Waited
 from . import sql
 from .session import HoldSession
-from .sql import Entry, advisory_key
+from .sql import Asking, Entry, advisory_key
 
 if TYPE_CHECKING:
     from django.core.checks import CheckMessage
@@ -68,14 +68,20 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         _backends.add(self)
 
     def _reset(self) -> None:
-        self._session = HoldSession(self.db_alias)
+        self._holds = HoldSession(self.db_alias)
         self._listener = Listener(self.db_alias, sql.CHANNEL, through_pooler=True)
         self._waited = Waited()
+
+    @property
+    def _session(self) -> HoldSession:
+        process.check()  # two children of a fork in C must not share the session of their parent
+        return self._holds
 
     # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        entry = Entry(name, advisory_key(name), owner, holder)
+        asking = Asking()
+        entry = Entry(name, advisory_key(name), owner, holder, asking)
         if not self._session.register(entry, deadline):
             return None
         try:

@@ -8,6 +8,7 @@ used next.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import time
@@ -16,7 +17,7 @@ from typing import TypeVar
 
 from ... import clock
 from ...errors import LockBackendError
-from ..postgres.errors import NoAnswer, SessionLost, driver_error, driver_errors, explain, refused
+from ..postgres.errors import CannotConnect, NoAnswer, SessionLost, driver_error, driver_errors, explain, refused
 from ..postgres.pool import Pool
 from ..postgres.session import Session
 from ..postgres.slots import Slot
@@ -61,6 +62,7 @@ class HoldSession:
         self._marks: dict[int, tuple[Session, float]] = {}
         self._unwanted_marks: list[tuple[int, Session]] = []
         self._sessions_proven = False
+        self._ready: Session | None = None
         self._next_prune = self._next_publish = 0.0
 
     # Requests.
@@ -79,6 +81,8 @@ class HoldSession:
             try:
                 if only is None:
                     return work(self._opened(slot, deadline))
+                if slot.session is only:
+                    self._hear(slot, only, deadline)
                 return work(only) if slot.session is only else None
             except SessionLost as error:
                 slot.drop()
@@ -114,42 +118,93 @@ class HoldSession:
 
     def _opened(self, slot: Slot, deadline: float) -> Session:
         before = slot.session
-        if before is not None and not before.open:
-            slot.drop()
+        if before is not None:
+            if before.open:
+                self._hear(slot, before, deadline)
+            else:
+                slot.drop()
         session = self.pool.opened(slot, deadline)
-        if session is before:
-            return session
-        self._unwanted_marks = []  # they went with the session before
-        try:
-            if session.in_recovery:
-                raise LockBackendError(
-                    f"The database {self.alias!r} is a read-only replica, where nothing can be locked: use an alias "
-                    f"of the primary server"
-                )
-            if not session.direct and not self._sessions_proven:
-                sql.refuse_transaction_pooling(session, deadline)
-                self._sessions_proven = True
+        if session is not self._ready:
             try:
-                session.execute(Statement(f"LISTEN {sql.ask_channel(session.server_pid)}"), [], deadline)
-            except driver_errors() as error:  # a pooler may refuse it; only a release by force needs it
-                logger.warning("Session locks on %r cannot be released by force: %s", self.alias, error)
-        except BaseException:
-            slot.drop()
-            raise
+                self._make_ready(session, deadline)
+            except BaseException:
+                slot.drop()
+                raise
+            self._is_ready(session)
         return session
+
+    def _is_ready(self, session: Session) -> None:
+        self._unwanted_marks = []  # they went with the session before
+        self._ready = session
+
+    def _make_ready(self, session: Session, deadline: float) -> None:
+        """Before the first use of a session for holds."""
+        if session.in_recovery:
+            raise LockBackendError(
+                f"The database {self.alias!r} is a read-only replica, where nothing can be locked: use an alias "
+                f"of the primary server"
+            )
+        if not session.direct and not self._sessions_proven:
+            sql.refuse_transaction_pooling(session, deadline)
+            self._sessions_proven = True
+        try:
+            session.execute(Statement(f"LISTEN {sql.ask_channel(session.server_pid)}"), [], deadline)
+        except driver_errors() as error:  # a pooler may refuse it; only a release by force needs it
+            logger.warning("Session locks on %r cannot be released by force: %s", self.alias, error)
+
+    def _hear(self, slot: Slot, session: Session, deadline: float) -> None:
+        """Read the answer that is due, if one is; put another session in place of one that gets no answers any more.
+
+        A firewall may have forgotten the connection, while new ones work at once. Then all holds of the old one are
+        lost, which they are told.
+        """
+        asked = session.waits_since
+        if asked is None:
+            return
+        judged_at = max(asked + sql.SILENT_SECONDS, clock.now())
+        try:
+            session.drain(judged_at if judged_at < (clock.now() + deadline) / 2 else deadline)
+            return
+        except SessionLost as error:
+            raise SessionLost(str(error), sent=False) from error.__cause__
+        except NoAnswer:
+            if clock.now() < judged_at or clock.now() >= deadline:
+                raise NoAnswer(sent=False) from None
+        try:
+            other = self.pool.connect(deadline)
+        except CannotConnect:  # then nobody is answered
+            raise NoAnswer(sent=False) from None
+        try:
+            self._make_ready(other, deadline)
+            forgotten = sql.waits_for_client(other, session.server_pid, deadline)
+            with contextlib.suppress(NoAnswer):
+                session.drain(clock.now() if forgotten else deadline)  # it may have come, or may yet come, after all
+            if not session.busy:
+                return
+            if not forgotten:
+                raise NoAnswer(sent=False)
+            logger.warning("The session of the locks on %r gets no answers; a new one takes its place", self.alias)
+            slot.drop()  # from now on its holds count as lost
+            slot.session = other
+            self._is_ready(other)
+            sql.end_session(other, session.server_pid, deadline)
+        finally:
+            if slot.session is not other:
+                other.close()
 
     # Holds.
 
     def register(self, entry: Entry, deadline: float) -> bool:
         """Give ``entry`` its place in the table; False if this process holds the lock already.
 
-        A try of another thread whose outcome is unknown is no refusal: it is waited for.
+        A try of another thread whose outcome is unknown is no refusal: it is waited for. One of this very thread, which
+        a signal handler has interrupted, cannot be: the handler is refused.
         """
         pause = 0.0002
         while (present := self.entries.setdefault(entry.key, entry)) is not entry:
             if not present.alive:
                 self.forget(present)
-            elif present.granted or self.pool.interrupted_here:
+            elif present.granted or present.asked_for_here or self.pool.interrupted_here:
                 return False
             elif clock.now() >= deadline:
                 raise LockBackendError(f"An earlier try for {entry.name} was not answered yet", name=entry.name)

@@ -7,9 +7,12 @@ the holder, is in :class:`~angee_jobs.models.SessionHold`, for holds older than 
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import json
+import threading
+import weakref
 from collections.abc import Iterable, Sequence
 
 from ... import clock
@@ -17,7 +20,7 @@ from ...errors import LockBackendError
 from ...keys import LockKey
 from ..base import Grant, Record
 from ..postgres import tokens
-from ..postgres.errors import NoAnswer, SessionLost
+from ..postgres.errors import NoAnswer, SessionLost, driver_errors
 from ..postgres.session import Session
 from ..postgres.statements import Request, Row, Statement, number
 
@@ -108,6 +111,13 @@ LIST_SESSION = Statement(f"SELECT {_COLUMNS} FROM pg_locks AS l {_PUBLISHED} WHE
 ASK = Statement("SELECT pg_notify($1::text, $2::text || ':' || extract(epoch FROM clock_timestamp()))")
 TERMINATE = Statement("SELECT pg_terminate_backend($1::int)")
 _PID = Statement("SELECT pg_backend_pid()")
+#: A session whose request gets no answer for this many seconds is suspect. The server is asked about it.
+SILENT_SECONDS = 2.0
+_STATE = Statement("SELECT state FROM pg_stat_activity WHERE pid = $1::int")
+_END = Statement(f"""
+    SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+    WHERE pid = $1::int AND application_name LIKE '{APPLICATION}%' AND state = 'idle'
+""")
 
 
 @functools.lru_cache(4096)  # asked for at the acquire and at the release
@@ -132,11 +142,21 @@ def ask_channel(server_pid: int) -> str:
     return f"angee_jobs_ask_{server_pid}"
 
 
+class Asking:
+    """In the frame that tries for a lock: it is asked for as long as this exists, whatever ends the frame."""
+
+    __slots__ = ("__weakref__", "thread")
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+
+
 class Entry:
     """One hold of this process, or a try that has not been answered yet."""
 
     __slots__ = (
         "acquired_at",
+        "asking",
         "granted",
         "holder",
         "key",
@@ -148,7 +168,8 @@ class Entry:
         "unlocking",
     )
 
-    def __init__(self, name: str, key: int, owner: str, holder: str) -> None:
+    def __init__(self, name: str, key: int, owner: str, holder: str, asking: Asking) -> None:
+        self.asking = weakref.ref(asking)
         self.name = name
         self.key = key
         self.owner = owner
@@ -162,6 +183,12 @@ class Entry:
         self.published = False
         #: The request that frees it, if its answer was not waited for.
         self.unlocking: Request | None = None
+
+    @property
+    def asked_for_here(self) -> bool:
+        """Whether this very thread is just asking for it, and is interrupted by a signal handler."""
+        asking = self.asking()
+        return asking is not None and asking.thread == threading.get_ident()
 
     @property
     def alive(self) -> bool:
@@ -200,6 +227,18 @@ def record(row: Row, name: str | None = None) -> Record:
         expires_in=None,
         fencing_token=None if token is None else int(token),
     )
+
+
+def waits_for_client(session: Session, server_pid: int, deadline: float) -> bool:
+    """Whether the session of ``server_pid`` is gone, or has nothing to do, as far as the server knows."""
+    rows = session.execute(_STATE, [server_pid], deadline)
+    return not rows or rows[0][0] == b"idle"
+
+
+def end_session(session: Session, server_pid: int, deadline: float) -> None:
+    """End an idle session of ours, so that what it holds is free at once, and not only when the server misses it."""
+    with contextlib.suppress(NoAnswer, SessionLost, driver_errors()):
+        session.execute(_END, [server_pid], deadline)
 
 
 def pooling_error(alias: str) -> LockBackendError:

@@ -28,7 +28,7 @@ STARVED_SECONDS = 0.05
 #: For so long they do, which is enough to be woken up.
 GIVE_WAY_SECONDS = 0.001
 #: Where a connection was refused, threads wait for so long for the sessions that are there before one asks again.
-REFUSED_SECONDS = 1.0
+REFUSED_SECONDS = 0.2
 #: An answer that has not come after so long, although other sessions got theirs, is not waited for any more. A lease
 #: that is granted as late as that counts for nobody.
 SILENT_SECONDS = 30.0
@@ -166,18 +166,24 @@ class Pool:
             if session.database == database_name(self.alias):
                 return session
             slot.drop()
-        try:
-            session = Session(self.alias, deadline, self.settings, self.forced, **self.extra)
-        except (SessionLost, NoAnswer) as error:
-            self.refused_at = clock.now()
-            raise CannotConnect(f"The database {self.alias!r} cannot be connected to: {error}") from driver_error(error)
-        except driver_errors() as error:
-            self.refused_at = clock.now()
-            raise CannotConnect(f"The database {self.alias!r} cannot be used: {error}") from error
+        session = self.connect(deadline)
         if slot.session is not None:  # a signal handler has opened it meanwhile
             session.close()
             return slot.session
         slot.session = session
+        return session
+
+    def connect(self, deadline: float) -> Session:
+        """A new session, in no slot yet; CannotConnect if there is none to be had."""
+        try:
+            session = Session(self.alias, deadline, self.settings, self.forced, **self.extra)
+        except (SessionLost, NoAnswer) as error:
+            if isinstance(error, SessionLost):  # not of one that merely had no time left, or all wait in vain in turn
+                self.refused_at = clock.now()
+            raise CannotConnect(f"The database {self.alias!r} cannot be connected to: {error}") from driver_error(error)
+        except driver_errors() as error:
+            self.refused_at = clock.now()
+            raise CannotConnect(f"The database {self.alias!r} cannot be used: {error}") from error
         self.direct = session.direct
         _janitor.watch(self)
         return session
