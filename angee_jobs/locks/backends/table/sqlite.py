@@ -26,10 +26,10 @@ from typing import Any
 from django.core.checks import CheckMessage, Error, Warning
 from django.db import connections
 
-from ... import clock, process
+from ... import clock
 from ...errors import LockBackendError
 from ..base import Extension, Grant, Record, finite, owner_digest
-from . import TableLockBackend
+from . import TableLockBackend, sqlite_file
 from . import sqlite_place as place
 from . import sqlite_sql as sql
 from .sqlite_file import LockFile, lock_file
@@ -79,7 +79,7 @@ class SqliteTableLockBackend(TableLockBackend):
         """The lock file of the database that the alias has now (a test run changes it)."""
         database = self._database()
         if self._file is None or self._file[0] != database:
-            with process.importing:  # else two threads could make two in memory
+            with sqlite_file.making:  # else two threads could make two in memory
                 if self._file is None or self._file[0] != database:
                     self.close()
                     self._file = (database, lock_file(database))

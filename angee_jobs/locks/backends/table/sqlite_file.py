@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from ... import clock, process
 from ...errors import LockBackendError
@@ -55,17 +55,22 @@ except ImportError:
 
 T = TypeVar("T")
 
+#: Held while a file is added: one that came after the look of a thread that forks was opened during its fork.
+making = threading.RLock()
 _files: dict[str, LockFile] = {}
 _all: weakref.WeakSet[LockFile] = weakref.WeakSet()
 
 
 def lock_file(database: str) -> LockFile:
     """The one of this process for ``DATABASES[...]["NAME"]``; for a database in memory a new one, also in memory."""
-    if place.is_in_memory(database):
-        return LockFile("", "")
-    real = place.real_path(database)
-    path = os.path.realpath(real + place.SUFFIX)
-    return _files.get(path) or _files.setdefault(path, LockFile(path, real))
+    with making:
+        if place.is_in_memory(database):
+            return LockFile("", "")
+        real = place.real_path(database)
+        path = os.path.realpath(real + place.SUFFIX)
+        if path not in _files:
+            _files[path] = LockFile(path, real)
+        return _files[path]
 
 
 class LockFile:
@@ -263,25 +268,29 @@ class LockFile:
             self._given_up = self._found[0] if self._found else None
 
 
-def _before_fork() -> list[LockFile]:
+def _before_fork() -> list[Any]:
     """Close all files, and keep them closed: a copy of one in the child spoils what the child opens itself."""
-    paused = []
+    paused: list[Any] = []
     end = clock.now() + FORK_SECONDS
+    if making.acquire(timeout=FORK_SECONDS):
+        paused.append(making)
     for file in sorted(_all, key=id):  # in one order, since several threads may fork at once
         if file.mutex.acquire(timeout=max(0.0, end - clock.now())):
-            paused.append(file)
+            paused.append(file.mutex)
             if file.path:
                 with contextlib.suppress(sqlite3.Error):
                     file._close()
     return paused
 
 
-def _in_parent(paused: list[LockFile]) -> None:
-    for file in paused:
-        file.mutex.release()
+def _in_parent(paused: list[Any]) -> None:
+    for mutex in reversed(paused):
+        mutex.release()
 
 
 def _in_child() -> None:
+    global making
+    making = threading.RLock()
     sql.now = sql.machine_clock()
     for file in list(_all):
         file._begin_child()
