@@ -75,6 +75,7 @@ PLANTED_FAULTS = {
     "renewal_by_upsert": {"force": 1},
     "zero_rows_ignored": {"force": 1},
     "clients_clock": {"clock": 1},
+    "refused_frees_anothers": {"short_stop": 1},
     "unlock_false_ignored": {"terminate_holder": 1},
 }
 #: The rules that find them. (That somebody is slow, or a file is full, is none of their doing.)

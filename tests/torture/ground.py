@@ -21,6 +21,7 @@ PLANTED = {
     "renewal_by_upsert": None,
     "zero_rows_ignored": None,
     "clients_clock": None,
+    "refused_frees_anothers": None,
     "unlock_false_ignored": "postgres",
 }
 #: Of these a hold hangs on a connection; all others are leases.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from angee_jobs.locks import LockNotAcquiredError, block, clock
 from angee_jobs.locks.backends.advisory.backend import PostgresAdvisoryLockBackend
 from angee_jobs.locks.backends.base import Extension, owner_digest
 from angee_jobs.locks.backends.table import sqlite_sql as sql
@@ -53,6 +54,25 @@ class ClientsClock(SqliteTableLockBackend):
         super().__init__(**options)
         sql.now = _wall_clock
         sql.machine_clock = lambda: _wall_clock  # in forked children
+
+
+class RefusedFreesAnothers(SqliteTableLockBackend):
+    """A caller that is refused takes the hold that the lock object has by now for its own, and frees it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        enter = block.Entry.enter
+
+        def enter_and_undo(entry: block.Entry, entrance: block.Entrance, raises: bool) -> bool:
+            try:
+                return enter(entry, entrance, raises)
+            except LockNotAcquiredError:
+                hold = entrance.current()
+                if hold is not None and hold.live:
+                    self.release(hold.name, hold.owner, clock.now() + 5)
+                raise
+
+        block.Entry.enter = enter_and_undo  # type: ignore[method-assign]
 
 
 def _wall_clock() -> float:

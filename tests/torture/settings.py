@@ -30,6 +30,7 @@ for _name, _class in {
     "renewal_by_upsert": "RenewalByUpsert",
     "zero_rows_ignored": "ZeroRowsIgnored",
     "clients_clock": "ClientsClock",
+    "refused_frees_anothers": "RefusedFreesAnothers",
 }.items():
     ANGEE_JOBS_LOCKS[_name] = {
         "BACKEND": f"tests.torture.planted.{_class}",

@@ -21,11 +21,11 @@ KEYS = ("a", "b", "c")
 #: How long the workers wait for a lock, in seconds; None: not at all.
 WAITS = (None, 0.5, 2.0, 4.0)
 #: How many threads a worker has: one of these.
-THREADS = (1, 1, 2)
+THREADS = (1, 2, 3)
 #: How often a worker looks whether it still has its lock, in seconds.
 BEAT = 0.1
-#: How often it forks in the body, writes under guard, and is a coroutine.
-FORKS, WRITES, COROUTINES = 0.03, 0.5, 0.15
+#: How often it forks in the body, writes under guard, is a coroutine, and uses an object that its threads share.
+FORKS, WRITES, COROUTINES, SHARED = 0.03, 0.5, 0.15, 0.5
 
 
 def key_of(backend: str, key: str) -> str:
@@ -47,6 +47,8 @@ class Worker:
         self.stopping = False
         #: Owner ids of our holds, and the name, the token and the time of the request that won each.
         self.owners: dict[str, tuple[str, int, float]] = {}
+        #: The lock objects that the threads share, by key, and how long each waits.
+        self.shared: dict[str, tuple[Any, float | None]] = {}
         choice = random.Random(seed)
         self.fighters = [
             Fighter(self, number, f"{seed}/{number}", register, KEYS[:keys]) for number in range(choice.choice(THREADS))
@@ -122,6 +124,7 @@ class Fighter:
         self.random = random.Random(seed)
         self.n = number * 1_000_000
         self.children: dict[int, int] = {}
+        self._owner: str | None = None
         self.done = False
 
     def run(self) -> None:
@@ -140,30 +143,33 @@ class Fighter:
 
         self.n += 1
         wait = self.random.choice(WAITS)
-        mine = lock(key_of(self.backend, self.random.choice(self.keys)), timeout=wait, backend=self.backend)
+        key = key_of(self.backend, self.random.choice(self.keys))
+        mine = lock(key, timeout=wait, backend=self.backend)
+        if self.random.random() < SHARED:
+            mine, wait = self.worker.shared.setdefault(key, (mine, wait))
         self.log.write("try", n=self.n, key=mine.name, wait=wait)
         return mine
 
     def acquire(self) -> None:
         mine = self._ask()
-        with self._answer(mine):
-            with mine:
-                for pause in self._body(mine):
+        with self._answer():
+            with mine as held:
+                for pause in self._body(held):
                     self._sleep(pause)
 
     async def acquire_async(self) -> None:
         mine = self._ask()
-        with self._answer(mine):
-            async with mine:
-                for pause in self._body(mine, writes=0.0):
+        with self._answer():
+            async with mine as held:
+                for pause in self._body(held, writes=0.0):
                     await asyncio.sleep(pause)
 
     @contextlib.contextmanager
-    def _answer(self, mine: Any) -> Generator[None, None, None]:
+    def _answer(self) -> Generator[None, None, None]:
         """Write down how a try, and its section, came out."""
         from angee_jobs.locks import LockBackendError, LockLostError, LockNotAcquiredError
 
-        self._inside = False
+        self._inside, self._owner = False, None
         try:
             yield
         except LockNotAcquiredError:
@@ -177,13 +183,13 @@ class Fighter:
                 self.log.write("failed", n=self.n, why=str(error))
         else:
             self.log.write("left", n=self.n, how="released")
-        self.worker.owners.pop(mine.owner_id, None)
+        self.worker.owners.pop(self._owner, None)
 
     def _body(self, held: Any, writes: float = WRITES) -> Generator[float, None, None]:
         """The protected section, which says after each step how long it wants to sleep."""
         started = now()
         sent = next((sent for _, token, sent in list(self.worker.owners.values()) if token == held.fencing_token), None)
-        self._inside = True
+        self._inside, self._owner = True, held.owner_id
         self.log.write("enter", t=started, n=self.n, token=held.fencing_token, sent=sent, believes=held.held)
         length = self.random.choice([0.05, 0.1, 0.1, 0.2, 0.4, 0.8, 3.0]) * self.random.uniform(0.5, 1.5)
         writes_at = self.random.uniform(0.0, length) if self.random.random() < writes else None
