@@ -73,9 +73,11 @@ def test_argument_without_a_canonical_form(celery_queue, value, what_to_pass):
     """Refused where the task is called, before anything is locked or sent; other arguments may be what they like."""
     key, queue = new_key(), new_key()
     task = celery_queue.tasks.once_fails
-    for call in (task.delay, task.delay_on_commit):
-        with pytest.raises(TypeError, match=f"'key' of {task.name} cannot tell.*{what_to_pass}.*unique_on.*lock_key"):
-            call(value)
+    refused = f"'key' of {task.name} cannot tell.*{what_to_pass}.*unique_on.*lock_key"
+    with pytest.raises(TypeError, match=refused):
+        task.delay(value)
+    with transaction.atomic(), pytest.raises(TypeError, match=refused):
+        task.delay_on_commit(value)  # here, and not at the commit
     assert celery_queue.client.llen(queue) == 0
     assert celery_queue.tasks.once.lock_key([key, value], {}) == celery_queue.tasks.once.lock_key([key], {})
 
