@@ -15,6 +15,7 @@ angee_jobs.W001   (``--database``) a table of this app is missing where a lock b
 angee_jobs.W002   without DEBUG, a backend that excludes nobody outside its own process
 angee_jobs.W003   a ttl that is too short to be kept, or so long that a dead holder blocks for hours
 angee_jobs.W004   a backend on a database that mirrors another in tests, which usually is a read-only replica
+angee_jobs.W006   django-tenants is installed, and a lock backend has no "NAMESPACE": tenants share their locks
 angee_jobs.W005   a setting whose name is nearly ANGEE_JOBS_LOCKS, which is not set
 angee_jobs.W020   (``--deploy``) the Redis server evicts locks when its memory is full
 angee_jobs.W021   (``--deploy``) the Redis user may not publish or subscribe: waiters are woken up to 1 s late
@@ -32,6 +33,7 @@ import difflib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from django.apps import apps
 from django.conf import settings
 from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.core.exceptions import ImproperlyConfigured
@@ -86,7 +88,7 @@ def check_lock_backends(**kwargs: Any) -> list[CheckMessage]:
     for alias, backend in _all_backends(problems):
         problems += _check_reach(alias, backend)
         if isinstance(backend, BaseLockBackend):
-            problems += [*_check_ttl(backend), *_check_mirror(backend), *backend.check()]
+            problems += [*_check_ttl(backend), *_check_mirror(backend), *_check_tenants(backend), *backend.check()]
     return problems
 
 
@@ -131,6 +133,18 @@ def _check_ttl(backend: BaseLockBackend) -> Iterator[CheckMessage]:
         hint='Write "ttl": 30 into its OPTIONS. Leases are renewed, so the ttl need not be as long as the work; a lock '
         "that needs another one takes it as an argument.",
         id="angee_jobs.W003",
+    )
+
+
+def _check_tenants(backend: BaseLockBackend) -> Iterator[CheckMessage]:
+    if backend.namespace or not apps.is_installed("django_tenants"):
+        return
+    yield Warning(
+        f"The lock backend {backend.alias!r} has no namespace, so record 1 of one tenant and record 1 of another "
+        f"share a lock.",
+        hint='Write "NAMESPACE": "path.to.current_schema" beside its BACKEND, a callable that returns '
+        'connection.schema_name; or put "angee_jobs.W006" into SILENCED_SYSTEM_CHECKS if no lock is of one tenant.',
+        id="angee_jobs.W006",
     )
 
 

@@ -25,7 +25,7 @@ from ..locks.backends.base import BaseLockBackend, Record, to_datetime
 from ..locks.conf import lock_backends
 from ..locks.errors import LockError
 from ..locks.holder import parse_holder
-from ..locks.keys import PREFIX, LockKey
+from ..locks.keys import PREFIX, SCOPED, LockKey
 from ..locks.operations import about_to_ask
 from ..locks.types import Holder
 from .query import ORDERS, Query, parse_key, searcher
@@ -153,6 +153,8 @@ def _complete(found: Listing, chosen: Sequence[tuple[str, str, Record | None]]) 
 
 def kind_of(name: str) -> str:
     """The namespace of a lock's name, as it is spelled there; empty if it is no lock's name."""
+    if name.startswith(SCOPED):
+        name = PREFIX + name.partition(":")[2]
     end = name.find(":", len(PREFIX))
     return name[len(PREFIX) : end] if end > 0 and name.startswith(PREFIX) else ""
 

@@ -24,7 +24,7 @@ from .holder import describe_holder, describes_this_thread
 from .options import LockOptions
 from .renewal import renewer
 from .transactions import deferred_releases
-from .types import LockInfo
+from .types import LockInfo, printable
 from .waiting import wait_for_turn, waiters_of
 
 logger = logging.getLogger("angee_jobs.locks")
@@ -144,7 +144,7 @@ def _refuse(hold: Hold, waited: float, raises: bool, seconds: float) -> Operatio
     who = ""
     if holder is not None and holder.holder is not None:
         who = f", held by {holder.holder}{' (this very thread)' if describes_this_thread(holder.holder) else ''}"
-    logger.info("Refused the lock %s after %.3f s%s", name, waited, who)
+    logger.info("Refused the lock %s after %.3f s%s", printable(name), waited, who)
     signals.tell(signals.lock_refused, type(backend), key=hold.key, backend=backend.alias, waited=waited, holder=holder)
     if raises:
         raise LockNotAcquiredError(f"The lock {name} is taken{who}", name=name, holder=holder)

@@ -12,6 +12,7 @@ from .errors import LockLostError
 from .hold import OwnerId
 from .keys import LockKey, as_lock_key
 from .lock import Lock
+from .misuse import check_function, check_key
 from .options import DEFAULTS, LockOptions, Options, spelled_out
 from .types import Seconds
 
@@ -67,7 +68,9 @@ class task_lock:
         self._entrance = Entrance(as_lock_key(key), LockOptions.checked(options) if options else DEFAULTS)  # type: ignore[arg-type]
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError('task_lock is not a decorator: write @locked(key, on_refused="skip") over a function.')
+        raise TypeError(
+            'task_lock(...) is no decorator: write @locked("name", on_refused="skip"), with the same options'
+        )
 
     def __bool__(self) -> bool:
         raise TypeError("task_lock tells whether it was acquired in its block: `with task_lock(key) as acquired:`")
@@ -116,17 +119,21 @@ def locked(
         @locked(lambda order_id: record_lock_key("shop.Order", order_id, "invoice"), on_refused="skip")
         def make_invoice(order_id): ...
     """
-    if on_refused not in ("raise", "skip"):
+    check_key(key)
+    if str(on_refused) == "retry":
         raise ValueError(
-            f'on_refused must be "raise" or "skip", not {on_refused!r}. The integrations for Celery and for '
-            f"Django's tasks have a @locked of their own, which knows more."
+            'on_refused="retry" is for tasks: import locked from angee_jobs.integrations.celery or '
+            "angee_jobs.integrations.django_tasks"
         )
+    if on_refused not in ("raise", "skip"):
+        raise ValueError(f'on_refused must be "raise" or "skip", not {on_refused!r}')
     if callable(key):
         LockOptions.checked(dict(options))
     else:
         lock(key, **options)  # a bad key or option is an error where it is written, not at the first call
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        check_function(function)
         body = _body(function)
         if inspect.isgeneratorfunction(body) or inspect.isasyncgenfunction(body):
             raise TypeError(

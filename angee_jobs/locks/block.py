@@ -303,7 +303,8 @@ async def _aenter_task_lock(form: Any, entry: Entry) -> bool:
 
 def _lock_of(lock: Any, entry: Entry) -> Any:
     held = object.__new__(type(lock))
-    held.__dict__ = {**lock.__dict__, "_entrance": Entrance(lock.key, lock._entrance.options, entry)}
+    key = lock.key if entry.hold is None else entry.hold.key
+    held.__dict__ = {**lock.__dict__, "key": key, "_entrance": Entrance(key, lock._entrance.options, entry)}
     return held
 
 

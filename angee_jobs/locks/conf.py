@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from django.conf import settings
@@ -21,6 +21,7 @@ from django.utils.module_loading import import_string
 from . import process
 from .backends.base import BaseLockBackend
 from .backends.third_party import HandleBackend
+from .errors import LockBackendError
 from .types import LockBackend
 
 SETTING = "ANGEE_JOBS_LOCKS"
@@ -73,11 +74,12 @@ def make_backend(alias: str, entry: Any) -> Any:
             f'{where} must be a dictionary with a "BACKEND", the dotted path of a class, such as '
             f'"{_BUILT_IN}TableLockBackend".'
         )
-    unknown = set(entry) - {"BACKEND", "OPTIONS"}
+    unknown = set(entry) - {"BACKEND", "OPTIONS", "NAMESPACE"}
     if unknown:
         raise ImproperlyConfigured(
             f'{where} has unknown keys {sorted(unknown, key=repr)}; arguments of the backend go into its "OPTIONS".'
         )
+    namespace = _namespace(where, entry.get("NAMESPACE", ""))
     options = entry.get("OPTIONS", {})
     if not isinstance(options, dict):
         raise ImproperlyConfigured(f'{where}["OPTIONS"] must be a dictionary, not {options!r}.')
@@ -111,11 +113,38 @@ def make_backend(alias: str, entry: Any) -> Any:
         backend = backend_class(**options)
     except (ImproperlyConfigured, TypeError, ValueError) as error:
         raise ImproperlyConfigured(f'{where}["OPTIONS"]: {error}') from error
+    except OSError as error:  # out of descriptors, while its modules are imported
+        raise LockBackendError(f"The lock backend {alias!r} cannot be made now: {error}") from error
     if isinstance(backend, BaseLockBackend):
-        backend.alias = alias
+        backend.alias, backend.namespace = alias, namespace
     elif not (callable(getattr(backend, "try_acquire", None)) and callable(getattr(backend, "is_held", None))):
         raise ImproperlyConfigured(f"{where}: {path} has no try_acquire() and is_held(); see LockBackend.")
     return backend
+
+
+def _namespace(where: str, value: Any) -> str | Callable[[], str]:
+    """What "NAMESPACE" means: a plain text, or the dotted path of a callable."""
+    if not isinstance(value, str):
+        raise ImproperlyConfigured(f'{where}["NAMESPACE"] must be a string, not {value!r}.')
+    if "." not in value:
+        return value
+    try:
+        function = import_string(value)
+    except (ImportError, ValueError) as error:
+        raise ImproperlyConfigured(
+            f'{where}["NAMESPACE"]: {value!r} cannot be imported ({error}). A dotted path names a callable; a plain '
+            f"namespace has no dot in it."
+        ) from error
+    if not callable(function):
+        raise ImproperlyConfigured(f'{where}["NAMESPACE"]: {value!r} is not callable.')
+
+    def ask() -> str:
+        answer = function()
+        if not isinstance(answer, str):
+            raise ImproperlyConfigured(f'{where}["NAMESPACE"]: {value} returned {answer!r}, which is not a string.')
+        return answer
+
+    return ask
 
 
 #: The backends that come with this package, by their public names.
@@ -165,6 +194,7 @@ class LockBackendHandler:
             backend = self[alias]
         if not isinstance(backend, BaseLockBackend):
             backend = HandleBackend(backend, alias)
+            backend.namespace = _namespace(f"{SETTING}[{alias!r}]", configuration()[alias].get("NAMESPACE", ""))
         return self.known.setdefault(alias, backend)
 
     def __iter__(self) -> Iterator[str]:

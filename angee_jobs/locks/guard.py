@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from django.db import DatabaseError, connections, transaction
 from django.db.models.functions import Now
 
+from .backends.postgres.missing import remedy
 from .errors import LockBackendError, LockLostError
 from .hold import Hold
 from .keys import name_digest
@@ -150,8 +151,5 @@ def _raise_clearly(
         ) from error
     missing = getattr(cause, "sqlstate", None) == "42P01" or "no such table" in str(error)
     if missing:
-        raise LockBackendError(
-            f"The guard table is missing on {using!r}: run manage.py migrate angee_jobs --database {using}",
-            name=name,
-        ) from error
+        raise LockBackendError(f"The guard table is missing on {using!r}: {remedy(using)}", name=name) from error
     raise error

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from django.db.models import Field, Model
 
 PREFIX = "angee:"
+#: How names begin that stand in the namespace of a backend's alias: no piece of a key comes so early.
+SCOPED = "angee@"
 
 # What a piece may not contain as it is: the separator, the escape character, what
 # PostgreSQL cannot store (NUL), what breaks a log line or a terminal (the other control
@@ -58,10 +60,12 @@ class LockKey:
 
     namespace: str
     parts: tuple[str, ...]
+    scope: str = field(default="", repr=False)
+    """The `"NAMESPACE"` of the backend's alias, where it has one: `angee@tenant:import:mailbox:1`."""
     name: str = field(init=False, repr=False, compare=False)
     """The canonical name: a different one for every key. See `parse` for the inverse."""
 
-    def __init__(self, namespace: str, parts: tuple[str, ...]) -> None:
+    def __init__(self, namespace: str, parts: tuple[str, ...], scope: str = "") -> None:
         if not isinstance(parts, tuple):
             raise TypeError(
                 f"The parts of a LockKey must be a tuple of str, such as ('a',), "
@@ -78,7 +82,9 @@ class LockKey:
         object.__setattr__(self, "parts", pieces[1:])
         if _SPECIAL.search("".join(pieces)):
             pieces = tuple(_SPECIAL.sub(_escape, piece) for piece in pieces)
-        object.__setattr__(self, "name", PREFIX + ":".join(pieces))
+        object.__setattr__(self, "scope", scope)
+        prefix = PREFIX if not scope else f"{SCOPED}{_SPECIAL.sub(_escape, _text(scope, 'The scope of a LockKey'))}:"
+        object.__setattr__(self, "name", prefix + ":".join(pieces))
 
     def __str__(self) -> str:
         return self.name
@@ -96,11 +102,12 @@ class LockKey:
         that is not a `str`.
         """
         text = _text(name, "The name of a lock")
-        if not text.startswith(PREFIX):
+        if not text.startswith((PREFIX, SCOPED)):
             raise ValueError(f"The name of a lock begins with {PREFIX!r}: {_shown(text)}.")
         try:
-            namespace, *parts = (_ESCAPES.sub(_unescape, piece) for piece in text.removeprefix(PREFIX).split(":"))
-            key = cls(namespace, tuple(parts))
+            first, *pieces = (_ESCAPES.sub(_unescape, piece) for piece in text.split(":"))
+            namespace, *parts = pieces
+            key = cls(namespace, tuple(parts), first.removeprefix(SCOPED) if text.startswith(SCOPED) else "")
         except ValueError as error:
             raise ValueError(f"{_shown(text)} is not the name of a lock: {error}") from error
         if key.name != text:
@@ -151,10 +158,10 @@ def parse_command_key(text: str) -> LockKey:
     >>> parse_command_key("angee:name:billing-run") == parse_command_key("billing-run")
     True
 
-    Raises `ValueError` for an empty text, or one that begins with `angee:` and is not
-    the canonical name of a key.
+    Raises `ValueError` for an empty text, or one that begins with `angee:` or `angee@`
+    and is not the canonical name of a key.
     """
-    return LockKey.parse(text) if text.startswith(PREFIX) else as_lock_key(text)
+    return LockKey.parse(text) if text.startswith((PREFIX, SCOPED)) else as_lock_key(text)
 
 
 def name_digest(name: str) -> str:

@@ -40,7 +40,7 @@ class Lock:
         raise TypeError("A Lock cannot be copied or pickled. To hand its hold to another process, use detach().")
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
-        raise TypeError("A lock is not a decorator: write @locked(key) over a function, or `with lock(key):` in it.")
+        raise TypeError('lock(...) is no decorator: write @locked("name"), with the same options')
 
     @property
     def name(self) -> str:

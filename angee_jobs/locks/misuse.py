@@ -25,6 +25,8 @@ _OF_A_TASK = ("apply_async", "enqueue", "send_with_options", "call_local")
 
 def check_key(key: Any, depth: int = 1) -> None:
     """TypeError if ``key`` is the function that the caller's caller (at ``depth`` 1) decorates with a bare @locked."""
+    if hasattr(key, "_entrance"):
+        raise TypeError(f"{NEEDS_KEY}. It makes the lock itself, so give it the key instead of a lock.")
     if is_task(key):
         raise TypeError(f"{BELOW}. {NEEDS_KEY}.")
     if inspect.isroutine(key) and _is_decorated_by(key, sys._getframe(depth + 1)):

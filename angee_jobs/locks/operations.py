@@ -33,7 +33,7 @@ def task_lock_is_held(key: LockKey | str, *, backend: str = "default") -> bool:
     """
     verbs, deadline = about_to_ask(backend)
     if isinstance(verbs, HandleBackend):
-        return verbs.is_held(key)
+        return verbs.is_held(verbs.scoped(as_lock_key(key)))
     return verbs.inspect(verbs.scoped(as_lock_key(key)).name, deadline) is not None
 
 
@@ -100,7 +100,7 @@ def force_release(
     ended = verbs.force_release(name, clock.now() + VERB_SECONDS, **only)
     if ended is None:
         return False
-    logger.warning("The lock %s was released by force (%s)", name, _who_and_why(user, reason))
+    logger.warning("The lock %s was released by force (%s)", printable(name), _who_and_why(user, reason))
     for hold in list(renewer.holds):  # one of this process need not wait for its renewal to be told
         if hold.backend is verbs and hold.name == name and hold.fencing_token == ended.fencing_token:
             renewer.lose(hold, "it was released by force")
@@ -132,7 +132,7 @@ def end_session(
     if end is None or not end(name, session, clock.now() + VERB_SECONDS):
         return False
     text = "The session %s that held the lock %s was ended by force (%s)"
-    logger.warning(text, session, name, _who_and_why(user, reason))
+    logger.warning(text, session, printable(name), _who_and_why(user, reason))
     return True
 
 

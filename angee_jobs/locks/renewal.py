@@ -20,6 +20,7 @@ from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, Grant
 from .background import background
 from .errors import LockBackendError
 from .hold import Hold, State
+from .types import printable
 
 logger = logging.getLogger("angee_jobs.locks")
 
@@ -133,7 +134,7 @@ class Renewer:
 
     def _tell_loss(self, hold: Hold, reason: str) -> None:
         held_for = clock.now() - hold.started
-        logger.warning("Lost the lock %s after %.1f s: %s", hold.name, held_for, reason)
+        logger.warning("Lost the lock %s after %.1f s: %s", printable(hold.name), held_for, reason)
         if hold.on_lost is not None:
             hold.on_lost()
         hold.backend.changed(hold.name)
@@ -161,7 +162,7 @@ class Renewer:
             try:
                 hold.release_at_backend(min(limit, clock.now() + PROMPT_SECONDS))
             except Exception:
-                logger.exception("The lock %s could not be released at exit", hold.name)
+                logger.exception("The lock %s could not be released at exit", printable(hold.name))
 
     # On the background thread.
 
@@ -273,7 +274,7 @@ class Renewer:
                 try:
                     self._extend(backend, [hold], seconds)
                 except Exception:
-                    logger.exception("Renewing the lock %s failed", hold.name)
+                    logger.exception("Renewing the lock %s failed", printable(hold.name))
             return
         for hold in holds:
             if hold.owner not in extended:
@@ -300,7 +301,7 @@ class Renewer:
         except Exception:
             if clock.now() - left.since > ABANDONED_SECONDS:
                 self._abandoned.remove(left)
-                logger.exception("The abandoned lock %s could not be released", hold.name)
+                logger.exception("The abandoned lock %s could not be released", printable(hold.name))
                 return
             raise
         self._abandoned.remove(left)

@@ -29,6 +29,7 @@ from .background import Finalizer, background
 from .errors import LockBackendError
 from .hold import Hold
 from .renewal import renewer
+from .types import printable
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
@@ -158,7 +159,8 @@ class DeferredRelease:
                 self._release(self.hold, deadline, dispatch)
         except LockBackendError as error:
             # Raised to nobody: the transaction is over. The background thread goes on trying.
-            logger.error("The lock %s could not be released after its transaction: %s", self.hold.name, error)
+            name = printable(self.hold.name)
+            logger.error("The lock %s could not be released after its transaction: %s", name, error)
         finally:
             self._finishing.release()
             if self.hold.ended:

@@ -138,6 +138,7 @@ def test_settings_of_other_apps_are_no_misspellings() -> None:
 def test_without_psycopg_3_the_hint_is_what_can_work_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was to use the lock table, which needs psycopg 3 as well."""
     pytest.importorskip("psycopg")
+    pytest.importorskip("django.db.backends.postgresql.base")  # before it looks for psycopg2
     monkeypatch.setattr("django.db.backends.postgresql.psycopg_any.is_psycopg3", False)
     for path in (TABLE, "angee_jobs.locks.PostgresAdvisoryLockBackend"):
         [message] = found({"BACKEND": path, "OPTIONS": {"alias": "postgres"}})

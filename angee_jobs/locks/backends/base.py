@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .. import clock
 from ..errors import LockBackendError
 from ..holder import parse_holder
-from ..keys import LockKey, lock_name
+from ..keys import LockKey, as_lock_key
 from ..types import HIDDEN, LockHandle, LockInfo
 
 if TYPE_CHECKING:
@@ -222,7 +222,7 @@ class BaseLockBackend:
 
     def is_held(self, key: LockKey | str) -> bool:
         """Whether somebody holds ``key`` now."""
-        return self.inspect(lock_name(key), clock.now() + VERB_SECONDS) is not None
+        return self.inspect(self.scoped(as_lock_key(key)).name, clock.now() + VERB_SECONDS) is not None
 
     # Shared by the backends.
 
@@ -230,8 +230,9 @@ class BaseLockBackend:
     waiters: Any = None
 
     def scoped(self, key: LockKey) -> LockKey:
-        """``key`` in the namespace of this alias, unless it names one itself, as a canonical name does."""
-        return key
+        """``key`` in the namespace of this alias, unless it has one already, as a canonical name may."""
+        scope = self.namespace if isinstance(self.namespace, str) else self.namespace()
+        return key if key.scope or not scope else LockKey(key.namespace, key.parts, scope)
 
     def changed(self, name: str | None) -> None:
         """``name`` may have come free, or any lock if it is None: wake the waiters of this process."""

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Sequence
 from hmac import compare_digest
 
 from .. import clock, process
-from ..keys import LockKey, lock_name
+from ..keys import LockKey, as_lock_key
 from .base import BaseLockBackend, Extension, Grant, Record
 
 
@@ -82,7 +82,7 @@ class LocalLockBackend(BaseLockBackend):
         logs the release and tells the holder.
         """
         if owner is None:
-            return self.force_release(lock_name(name), deadline) is not None
+            return self.force_release(self.scoped(as_lock_key(name)).name, deadline) is not None
         assert isinstance(name, str)  # canonical, as in every backend
         with self._mutex:
             lease = self._live(name)

@@ -96,7 +96,7 @@ def local_locks() -> Iterator[None]:
 def _double(entry: dict[str, Any]) -> dict[str, Any]:
     """The setting of the local backend that stands in for that of ``entry``."""
     double = LocalLockBackend if getattr(import_string(entry["BACKEND"]), "leases", True) else LocalSessionLocks
-    return {"BACKEND": f"{double.__module__}.{double.__qualname__}"}
+    return {"BACKEND": f"{double.__module__}.{double.__qualname__}", "NAMESPACE": entry.get("NAMESPACE", "")}
 
 
 class LocalLocksMixin(_Base):
