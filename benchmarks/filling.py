@@ -14,7 +14,7 @@ def fill(contender: Any, first: int, count: int, seconds: float) -> None:
     from angee_jobs.locks import clock, lock_backends
     from angee_jobs.locks.holder import describe_holder
 
-    backend: Any = lock_backends.verbs(contender.alias)
+    backend: Any = lock_backends.operations(contender.alias)
     holder = describe_holder("")
     names = [f"angee:name:others-{number}" for number in range(first, first + count)]
     if contender.alias == "sqlite":

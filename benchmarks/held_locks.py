@@ -45,7 +45,7 @@ def fill_sqlite(live: int, expired: int) -> None:
     from angee_jobs.locks.backends.table import sqlite_sql as sql
 
     assert not list(held_locks())  # makes the file
-    connection = lock_backends.verbs("default").file.connection()  # type: ignore[attr-defined]
+    connection = lock_backends.operations("default").file.connection()  # type: ignore[attr-defined]
     now = sql.now()
 
     def rows() -> Iterator[tuple[Any, ...]]:
@@ -79,7 +79,7 @@ def fill_redis(live: int, expired: int) -> None:
 
     from angee_jobs.locks import lock_backends
 
-    prefix = lock_backends.verbs("default").prefix  # type: ignore[attr-defined]
+    prefix = lock_backends.operations("default").prefix  # type: ignore[attr-defined]
     client = caches["redis"]._cache.get_client()  # type: ignore[attr-defined]
     for count, what, seconds in ((live, "live", 3600), (expired, "over", -3600)):
         ends = time.time() + seconds

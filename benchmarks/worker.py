@@ -252,7 +252,7 @@ def _count_batches(contender: Contender) -> list[int] | None:
         return None
     from angee_jobs.locks import lock_backends
 
-    backend: Any = lock_backends.verbs(contender.alias)
+    backend: Any = lock_backends.operations(contender.alias)
     extend, counted = type(backend).extend, [0]
 
     def counting(*args: Any) -> Any:

@@ -143,7 +143,7 @@ def _complete(found: Listing, chosen: Sequence[tuple[str, str, Record | None]]) 
             records[name, alias] = record
     for alias, names in missing.items():
         try:
-            there = lock_backends.verbs(alias).inspect_many(names, clock.now() + BACKEND_SECONDS)
+            there = lock_backends.operations(alias).inspect_many(names, clock.now() + BACKEND_SECONDS)
         except Exception as error:
             found.errors[alias] = explain(error, alias)
         else:
@@ -203,14 +203,14 @@ def _read_backend(found: Listing, best: _Best, alias: str, end: float) -> None:
 
 def _scan(alias: str, order: str, searched: bool, seconds: float) -> Iterator[list[Scanned]]:
     """All holds of a backend, many at a time; only the fields that are needed, if the backend can scan."""
-    verbs, deadline = about_to_ask(alias, seconds)
+    operations, deadline = about_to_ask(alias, seconds)
     field = ORDERS[order]
     fields = [field] if field else []
     if searched and field != "holder":
         fields.append("holder")
-    light = verbs.scan_held(fields, deadline)
+    light = operations.scan_held(fields, deadline)
     if light is None:
-        for records in _batched(verbs.list_held(deadline), LOOK_EVERY):
+        for records in _batched(operations.list_held(deadline), LOOK_EVERY):
             yield [
                 (each.name, getattr(each, field) if field else _value(each.name, alias, order), each.holder, each)
                 for each in records
@@ -290,8 +290,8 @@ class Target:
     def key(self) -> LockKey:
         return LockKey.parse(self.name)
 
-    def verbs(self) -> BaseLockBackend:
-        return lock_backends.verbs(self.backend)
+    def operations(self) -> BaseLockBackend:
+        return lock_backends.operations(self.backend)
 
 
 class Inspector:
@@ -305,7 +305,7 @@ class Inspector:
         if target.backend in self.errors:
             return None
         try:
-            record = target.verbs().inspect(target.name, clock.now() + BACKEND_SECONDS)
+            record = target.operations().inspect(target.name, clock.now() + BACKEND_SECONDS)
         except Exception as error:
             self.errors[target.backend] = explain(error, target.backend)
             return None

@@ -198,7 +198,7 @@ class OnceTask(DjangoTask):  # type: ignore[misc]
             self.apply_async(*args, **options)
 
     def _check_backend(self) -> None:
-        backend = lock_backends.verbs(self.lock_backend)
+        backend = lock_backends.operations(self.lock_backend)
         why = ""
         if not backend.leases:
             why = f"needs a lease, and the locks of {self.lock_backend!r} cannot leave the process that takes them"
@@ -313,7 +313,7 @@ class OnceTask(DjangoTask):  # type: ignore[misc]
         """
         if _holding_task(lock_info(key, backend=self.lock_backend)) != self.request.id:
             return None
-        return (self.lock_ttl or lock_backends.verbs(self.lock_backend).ttl) + 1.0
+        return (self.lock_ttl or lock_backends.operations(self.lock_backend).ttl) + 1.0
 
     def _refused(self, refused: LockNotAcquiredError) -> Any:
         if _holding_task(refused.holder) == self.request.id:

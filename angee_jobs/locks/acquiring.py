@@ -14,7 +14,7 @@ from collections.abc import Callable
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 
 from . import clock, signals
-from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, Grant
+from .backends.base import OPERATION_SECONDS, BaseLockBackend, Extension, Grant
 from .backends.third_party import HandleBackend
 from .background import background
 from .concurrency import Call, Operations, Sleep, ThreadWaker, Waker
@@ -64,7 +64,7 @@ def acquire(
         return request(name, hold.owner, hold.ttl, holder, deadline)
 
     try:
-        limit = began + (min(wait, VERB_SECONDS) if wait else VERB_SECONDS)
+        limit = began + (min(wait, OPERATION_SECONDS) if wait else OPERATION_SECONDS)
         grant: Grant | None = None
         waits = bool(wait)
         # Asked before the attempt: one that is being released meanwhile may be gone after it.
@@ -164,7 +164,7 @@ def adopt(hold: Hold, owner: str, note: str) -> Operations[None]:
     leases_only(hold.backend, "attach_lock()")
     try:
         hold.started = clock.now()
-        limit = hold.started + VERB_SECONDS
+        limit = hold.started + OPERATION_SECONDS
         holder = describe_holder(note, hold.ttl)
         grant: Grant | None = yield Call.of(
             hold, hold.backend.adopt, hold.name, owner, hold.owner, hold.ttl, holder, limit
@@ -189,7 +189,7 @@ def detach(hold: Hold, ttl: float | None, note: str) -> Operations[str]:
     try:
         if not renewer.end(hold, State.DETACHED):
             raise lost_error(hold.name)
-        limit = min(clock.now() + VERB_SECONDS, hold.deadline)
+        limit = min(clock.now() + OPERATION_SECONDS, hold.deadline)
         holder = describe_holder(note, length)
         grant: Grant | None = yield Call.of(
             hold, hold.backend.adopt, hold.name, hold.owner, new_owner, length, holder, limit
@@ -211,7 +211,7 @@ def extend(hold: Hold, ttl: float | None) -> Operations[bool]:
     """Whether the live ``hold`` was extended."""
     seconds = min(ttl or hold.ttl, max(hold.latest_end - clock.now(), 0.001))
     sent = clock.now()
-    limit = min(sent + VERB_SECONDS, hold.deadline)
+    limit = min(sent + OPERATION_SECONDS, hold.deadline)
     extended = yield Call(hold.backend.extend, [Extension(hold.name, hold.owner, seconds)], limit)
     if hold.owner not in extended:
         renewer.lose(hold, "the backend does not know it any more")
@@ -238,7 +238,7 @@ def release(hold: Hold, *, before: float | None = None, dispatch: bool = False) 
         if not renewer.end(hold, State.RELEASED):
             return State.LOST if hold.state is State.LOST else None
         now = clock.now()
-        limit = min(now + VERB_SECONDS, max(hold.deadline, now + 0.25))
+        limit = min(now + OPERATION_SECONDS, max(hold.deadline, now + 0.25))
         if before is not None:
             limit = min(limit, before)
         released = yield Call.of(hold, hold.release_at_backend, limit)

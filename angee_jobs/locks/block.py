@@ -331,7 +331,7 @@ class Entrance:
             return known
         if isinstance(backend, BaseLockBackend):
             return backend
-        return lock_backends.verbs(backend)
+        return lock_backends.operations(backend)
 
     def new_hold(self) -> Hold:
         """A hold that is still to be asked for."""

@@ -186,8 +186,8 @@ class LockBackendHandler:
             instance = self._instances[alias] = make_backend(alias, configured[alias])
             return instance  # type: ignore[no-any-return]
 
-    def verbs(self, alias: str) -> BaseLockBackend:
-        """The same with the verbs that policy needs, also where somebody else's backend lacks them."""
+    def operations(self, alias: str) -> BaseLockBackend:
+        """The same with the operations that policy needs, also where somebody else's backend lacks them."""
         try:
             return self.known[alias]
         except (KeyError, TypeError):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 
 from . import clock
 from .acquiring import acquire, adopt, detach, extend, release
-from .backends.base import VERB_SECONDS, BaseLockBackend
+from .backends.base import OPERATION_SECONDS, BaseLockBackend
 from .block import Entrance, Entry, aenter_lock, aexit_of_statement, enter_lock, exit_of_statement
 from .concurrency import Call, Operations, TaskWaker, ThreadWaker, arun, run
 from .errors import LockLostError, lost_error
@@ -234,7 +234,7 @@ class Lock:
         hold = self._hold
         if hold is None or hold.ended or hold.foreign:
             return None
-        record = yield Call(hold.backend.inspect, hold.name, clock.now() + VERB_SECONDS)
+        record = yield Call(hold.backend.inspect, hold.name, clock.now() + OPERATION_SECONDS)
         if record is None or record.fencing_token != hold.fencing_token:
             return None
         return hold.backend.info(record, owner_id=hold.owner)

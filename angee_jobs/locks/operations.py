@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from . import clock, process, signals
-from .backends.base import VERB_SECONDS, BaseLockBackend, Record
+from .backends.base import OPERATION_SECONDS, BaseLockBackend, Record
 from .backends.third_party import HandleBackend
 from .conf import lock_backends
 from .keys import LockKey, as_lock_key
@@ -31,10 +31,10 @@ def task_lock_is_held(key: LockKey | str, *, backend: str = "default") -> bool:
 
         run.is_stalled = run.running and not task_lock_is_held(run.lock_key)
     """
-    verbs, deadline = about_to_ask(backend)
-    if isinstance(verbs, HandleBackend):
-        return verbs.is_held(verbs.scoped(as_lock_key(key)))
-    return verbs.inspect(verbs.scoped(as_lock_key(key)).name, deadline) is not None
+    operations, deadline = about_to_ask(backend)
+    if isinstance(operations, HandleBackend):
+        return operations.is_held(operations.scoped(as_lock_key(key)))
+    return operations.inspect(operations.scoped(as_lock_key(key)).name, deadline) is not None
 
 
 def task_locks_are_cross_process(*, backend: str = "default") -> bool:
@@ -50,9 +50,9 @@ def lock_info(key: LockKey | str, *, backend: str = "default") -> LockInfo | Non
         info = lock_info("billing-run")
         print(info and info.holder)
     """
-    verbs, deadline = about_to_ask(backend)
-    record = verbs.inspect(verbs.scoped(as_lock_key(key)).name, deadline)
-    return None if record is None else verbs.info(record)
+    operations, deadline = about_to_ask(backend)
+    record = operations.inspect(operations.scoped(as_lock_key(key)).name, deadline)
+    return None if record is None else operations.info(record)
 
 
 def held_locks(*, backend: str = "default") -> Iterator[LockInfo]:
@@ -65,8 +65,8 @@ def held_locks(*, backend: str = "default") -> Iterator[LockInfo]:
         for info in held_locks(backend="leases"):
             print(info.name, info.holder, info.expires_at)
     """
-    verbs, deadline = about_to_ask(backend)
-    return map(verbs.info, verbs.list_held(deadline))
+    operations, deadline = about_to_ask(backend)
+    return map(operations.info, operations.list_held(deadline))
 
 
 def force_release(
@@ -92,19 +92,19 @@ def force_release(
     if fencing_token is not None and type(fencing_token) is not int:
         raise TypeError(f"fencing_token must be an int, not {type(fencing_token).__name__}: {fencing_token!r}")
     process.check()
-    verbs = lock_backends.verbs(backend)
-    name = verbs.scoped(key).name
+    operations = lock_backends.operations(backend)
+    name = operations.scoped(key).name
     if fencing_token is not None and not 0 < fencing_token < 2**63:
         return False  # no hold has such a one
     only = {} if fencing_token is None else {"fencing_token": fencing_token}
-    ended = verbs.force_release(name, clock.now() + VERB_SECONDS, **only)
+    ended = operations.force_release(name, clock.now() + OPERATION_SECONDS, **only)
     if ended is None:
         return False
     logger.warning("The lock %s was released by force (%s)", printable(name), _who_and_why(user, reason))
     for hold in list(renewer.holds):  # one of this process need not wait for its renewal to be told
-        if hold.backend is verbs and hold.name == name and hold.fencing_token == ended.fencing_token:
+        if hold.backend is operations and hold.name == name and hold.fencing_token == ended.fencing_token:
             renewer.lose(hold, "it was released by force")
-    verbs.changed(name)
+    operations.changed(name)
     return True
 
 
@@ -113,10 +113,10 @@ def holds_beside(key: LockKey | str, *, backend: str = "default") -> tuple[int, 
 
     None if nobody holds it, or if the holds of this backend do not hang on sessions.
     """
-    verbs = lock_backends.verbs(backend)
-    ask = getattr(verbs, "holds_beside", None)
-    found = None if ask is None else ask(verbs.scoped(as_lock_key(key)).name, clock.now() + VERB_SECONDS)
-    return None if found is None else (found[0], [verbs.info(record) for record in found[1]])
+    operations = lock_backends.operations(backend)
+    ask = getattr(operations, "holds_beside", None)
+    found = None if ask is None else ask(operations.scoped(as_lock_key(key)).name, clock.now() + OPERATION_SECONDS)
+    return None if found is None else (found[0], [operations.info(record) for record in found[1]])
 
 
 def end_session(
@@ -126,10 +126,10 @@ def end_session(
 
     For a process that does not answer :func:`force_release` any more. False if that process does not hold it now.
     """
-    verbs = lock_backends.verbs(backend)
-    name = verbs.scoped(as_lock_key(key)).name
-    end = getattr(verbs, "end_session", None)
-    if end is None or not end(name, session, clock.now() + VERB_SECONDS):
+    operations = lock_backends.operations(backend)
+    name = operations.scoped(as_lock_key(key)).name
+    end = getattr(operations, "end_session", None)
+    if end is None or not end(name, session, clock.now() + OPERATION_SECONDS):
         return False
     text = "The session %s that held the lock %s was ended by force (%s)"
     logger.warning(text, session, printable(name), _who_and_why(user, reason))
@@ -156,35 +156,35 @@ def reap_expired_locks(*, grace: Seconds = 0, backend: str = "default") -> int:
 
 def reap(backend: str, grace: float, batch_size: int) -> int:
     """The same in batches of ``batch_size``, each a short transaction of its own."""
-    verbs = lock_backends.verbs(backend)
+    operations = lock_backends.operations(backend)
     count = 0
-    while removed := verbs.reap(grace, batch_size, clock.now() + VERB_SECONDS):
+    while removed := operations.reap(grace, batch_size, clock.now() + OPERATION_SECONDS):
         count += removed
         if removed < batch_size:
             break
-    signals.tell(signals.locks_reaped, type(verbs), backend=backend, count=count)
+    signals.tell(signals.locks_reaped, type(operations), backend=backend, count=count)
     return count
 
 
 def expired_locks(*, grace: Seconds = 0, backend: str = "default") -> Iterator[LockInfo]:
     """What :func:`reap_expired_locks` would remove now."""
-    return map(lock_backends.verbs(backend).info, expired_records(backend, grace))
+    return map(lock_backends.operations(backend).info, expired_records(backend, grace))
 
 
 def expired_records(backend: str, grace: Seconds = 0) -> Iterator[Record]:
     """The same as the backend gives it."""
-    return lock_backends.verbs(backend).list_expired(grace_seconds(grace), clock.now() + VERB_SECONDS)
+    return lock_backends.operations(backend).list_expired(grace_seconds(grace), clock.now() + OPERATION_SECONDS)
 
 
 def tells(alias: str) -> bool:
     """Whether the backend can tell who holds a lock; one with the least that a backend must have cannot."""
-    return lock_backends.verbs(alias).inspectable
+    return lock_backends.operations(alias).inspectable
 
 
-def about_to_ask(alias: str, seconds: float = VERB_SECONDS) -> tuple[BaseLockBackend, float]:
+def about_to_ask(alias: str, seconds: float = OPERATION_SECONDS) -> tuple[BaseLockBackend, float]:
     """The backend, about to be asked what is held, and until when it has to answer."""
     process.check()
-    verbs = lock_backends.verbs(alias)
+    operations = lock_backends.operations(alias)
     deadline = clock.now() + seconds
-    finish_all_deferred(verbs, deadline)
-    return verbs, deadline
+    finish_all_deferred(operations, deadline)
+    return operations, deadline

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable
 from django.dispatch import Signal
 
 from . import clock, process, signals
-from .backends.base import VERB_SECONDS, BaseLockBackend, Extension, Grant
+from .backends.base import OPERATION_SECONDS, BaseLockBackend, Extension, Grant
 from .background import background
 from .errors import LockBackendError
 from .hold import Hold, State
@@ -155,7 +155,7 @@ class Renewer:
     def release_all(self, holds: Iterable[Hold] | None = None) -> None:
         """At the interpreter's exit: release what is still held, each tried even if another fails."""
         process.check()
-        limit = clock.now() + VERB_SECONDS
+        limit = clock.now() + OPERATION_SECONDS
         for hold in list(self.holds if holds is None else holds):
             if hold.foreign or not self.end(hold, State.RELEASED):
                 continue
@@ -290,7 +290,7 @@ class Renewer:
                 hold.renew_at = sent + (hold.ttl / 3 if hold.backend.leases else SESSION_WATCH_SECONDS)
 
     def _release(self, left: _Abandoned, seconds: float) -> None:
-        hold, limit = left.hold, clock.now() + min(VERB_SECONDS, seconds)
+        hold, limit = left.hold, clock.now() + min(OPERATION_SECONDS, seconds)
         if left.by is not None:
             self._abandoned.remove(left)
             left.by(limit)

@@ -24,7 +24,7 @@ from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
 
 from . import clock, process
-from .backends.base import VERB_SECONDS
+from .backends.base import OPERATION_SECONDS
 from .background import Finalizer, background
 from .errors import LockBackendError
 from .hold import Hold
@@ -92,7 +92,7 @@ class _Hook:
 
     def __call__(self) -> None:
         self._transaction.committed()
-        self._deferred.finish(clock.now() + VERB_SECONDS)
+        self._deferred.finish(clock.now() + OPERATION_SECONDS)
 
 
 class DeferredRelease:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from django.core.exceptions import SynchronousOnlyOperation
 
 from . import clock, process
-from .backends.base import VERB_SECONDS, BaseLockBackend, Grant
+from .backends.base import OPERATION_SECONDS, BaseLockBackend, Grant
 from .background import Finalizer, background
 from .concurrency import Call, Operations, Sleep, ThreadWaker, Waker
 from .errors import LockBackendError
@@ -131,7 +131,7 @@ class Waiters:
     def pass_over_silent(self) -> None:
         """Let the next waiter be the head where the head does nothing. Called about once a second."""
         for name, queue in list(self.queues.items()):
-            longest = SILENT_SECONDS if queue.calling_since is None else SILENT_SECONDS + VERB_SECONDS
+            longest = SILENT_SECONDS if queue.calling_since is None else SILENT_SECONDS + OPERATION_SECONDS
             if len(queue.wakers) > 1 and clock.now() - queue.active_at > longest:
                 with self._mutex:
                     if queue.wakers:
@@ -219,10 +219,10 @@ def wait_for_turn(
                 waiters.watch()
             try:
                 started = queue.active_at = queue.calling_since = clock.now()
-                remaining = yield Call(waiters.backend.remaining, name, min(deadline, started + VERB_SECONDS))
+                remaining = yield Call(waiters.backend.remaining, name, min(deadline, started + OPERATION_SECONDS))
                 if remaining is None:
                     started = queue.calling_since = clock.now()
-                    grant: Grant | None = yield Call.of(hold, attempt, min(deadline, started + VERB_SECONDS))
+                    grant: Grant | None = yield Call.of(hold, attempt, min(deadline, started + OPERATION_SECONDS))
                     if grant is not None:
                         return grant
             except LockBackendError as error:

@@ -66,7 +66,7 @@ def scanned(backend: BaseLockBackend, *fields: str) -> list[Any]:
 
 
 def test_a_scan_of_the_lock_file_goes_stretch_by_stretch(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = lock_backends.verbs("default")
+    backend = lock_backends.operations("default")
     live = fill(backend)
     for rows in (1, 2, 3, 1000):
         monkeypatch.setattr(table_sqlite, "SCAN_ROWS", rows)
@@ -74,7 +74,7 @@ def test_a_scan_of_the_lock_file_goes_stretch_by_stretch(monkeypatch: pytest.Mon
 
 
 def test_a_scan_of_redis_passes_holds_that_end_together(valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    backend: Any = lock_backends.verbs("redis")
+    backend: Any = lock_backends.operations("redis")
     live = fill(backend)
     batch = [Extension(name, f"owner-{number}", 300.0) for number, name in enumerate(live)]
     assert len(backend.extend(batch[2:], soon())) == len(live) - 2
@@ -106,8 +106,8 @@ def test_a_page_shows_what_it_would_with_all_records(
     postgres: PostgresServer, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(heldlocks, "PAGE_ROWS", 12)
-    verbs = [lock_backends.verbs(alias) for alias in LOCKS]
-    for backend in verbs:
+    operations = [lock_backends.operations(alias) for alias in LOCKS]
+    for backend in operations:
         fill(backend)
 
     def shown(query: dict[str, str]) -> Any:
@@ -119,20 +119,20 @@ def test_a_page_shows_what_it_would_with_all_records(
     for query in QUERIES:
         quick = shown(query)
         with monkeypatch.context() as patched:
-            for backend in verbs:
+            for backend in operations:
                 patched.setattr(backend, "scan_held", lambda fields, deadline: None)
             whole = shown(query)
         if query.get("o", "").endswith("expires"):  # by what is left, which an answer later is less
             quick[0].sort(), whole[0].sort()
         assert quick == whole, query
     assert shown({"q": "zürich"})[1] and not shown({"q": "host"})[1]
-    for backend in verbs:
+    for backend in operations:
         for record in list(backend.list_held(soon())):
             backend.force_release(record.name, soon())
 
 
 def test_a_hold_that_ends_while_the_page_is_made_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = lock_backends.verbs("default")
+    backend = lock_backends.operations("default")
     live = fill(backend)
     inspect_many = backend.inspect_many
 
@@ -146,7 +146,7 @@ def test_a_hold_that_ends_while_the_page_is_made_is_left_out(monkeypatch: pytest
 
 
 def test_a_backend_that_fails_after_the_scan_shows_its_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = lock_backends.verbs("default")
+    backend = lock_backends.operations("default")
     fill(backend)
     monkeypatch.setattr(backend, "inspect_many", lambda names, deadline: 1 / 0)
     found = listing(Query.of({"backend": "default"}))

@@ -69,16 +69,16 @@ def test_record_key_links_to_its_record(client: Client) -> None:
 
 def test_what_is_unknown_is_a_dash(client: Client) -> None:
     with held("hand-made"):
-        verbs = lock_backends.verbs("default")
-        [lease] = verbs._leases.values()  # type: ignore[attr-defined]
+        operations = lock_backends.operations("default")
+        [lease] = operations._leases.values()  # type: ignore[attr-defined]
         lease.holder = "not JSON"
         assert 'aria-label="unknown">\N{EN DASH}<' in page(client)
 
 
 def test_a_foreign_name_in_the_storage(client: Client) -> None:
-    verbs = lock_backends.verbs("default")
+    operations = lock_backends.operations("default")
     for name in ("no lock's name", "angee:name:%zz", ""):
-        verbs.acquire(name, "owner", 20, "{}", float("inf"))
+        operations.acquire(name, "owner", 20, "{}", float("inf"))
     html = page(client)
     assert "no lock's name" in words(html)
     assert release(client, targets(html)[0]) == ["What was selected is not from this page, or its backend is gone."]
@@ -140,8 +140,8 @@ def test_search_filter_and_sort(client: Client) -> None:
 
 def test_every_order_copes_with_what_is_unknown(client: Client) -> None:
     with held("alpha"), held("beta"):
-        verbs: Any = lock_backends.verbs("default")
-        original = verbs._record
+        operations: Any = lock_backends.operations("default")
+        original = operations._record
 
         def record(name: str, lease: Any) -> Any:
             found = original(name, lease)
@@ -149,7 +149,7 @@ def test_every_order_copes_with_what_is_unknown(client: Client) -> None:
                 found.acquired_at = found.expires_at = found.fencing_token = found.holder = None
             return found
 
-        verbs._record = record
+        operations._record = record
         for order in ORDERS:
             assert len(names(page(client, f"?o={order}"))) == 2
             assert len(names(page(client, f"?o=-{order}"))) == 2

@@ -11,7 +11,7 @@ from django.contrib.admin.models import LogEntry
 from django.test import Client, override_settings
 
 from angee_jobs.locks import held_locks, lock_info
-from angee_jobs.locks.backends.base import VERB_SECONDS
+from angee_jobs.locks.backends.base import OPERATION_SECONDS
 from tests.support.admin_page import URL, logged_in, names, page, release, targets, words
 from tests.support.admin_page import no_users as users_go  # noqa: F401  a fixture
 from tests.support.commands import execute
@@ -73,7 +73,7 @@ def test_a_hold_of_another_process_is_shown_and_released(
 def test_a_process_that_does_not_answer_loses_its_session_on_a_second_question(
     client: Client, postgres: PostgresServer, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("angee_jobs.locks.operations.VERB_SECONDS", min(VERB_SECONDS, 2.0))
+    monkeypatch.setattr("angee_jobs.locks.operations.OPERATION_SECONDS", min(OPERATION_SECONDS, 2.0))
     with holder("advisory", "stuck-1", "stuck-2", "innocent") as child:
         child.expect("held", 20)
         eventually(lambda: len(names(page(client, "?backend=advisory&q=name"))) == 3, 10)

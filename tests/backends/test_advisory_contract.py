@@ -34,7 +34,7 @@ class Advisory(PostgresTable):
 
     def delete_hold(self, key: LockKey) -> None:
         """End the hold on the server, on its own session, behind the back of its process."""
-        session: Any = lock_backends.verbs(self.alias)._session  # type: ignore[attr-defined]
+        session: Any = lock_backends.operations(self.alias)._session  # type: ignore[attr-defined]
         deadline = clock.now() + 5
 
         def unlock(on: Any) -> None:  # alone: the renewal thread uses the session, too

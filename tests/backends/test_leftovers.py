@@ -107,13 +107,13 @@ def test_s39_in_a_test_run_no_session_is_left_by_a_question_without_an_answer(po
     with postgres.connect() as stranger, stranger.transaction():
         stranger.execute(f"LOCK TABLE {table}")
         with pytest.raises(LockBackendError, match="did not answer"):
-            lock_backends.verbs(alias).inspect("angee:name:leftovers", now() + 0.5)
+            lock_backends.operations(alias).inspect("angee:name:leftovers", now() + 0.5)
     eventually(lambda: of_the_locks(postgres) == [], 10)
 
 
 def test_s39_in_a_test_run_two_threads_that_are_through_at_once_leave_no_session(postgres):
     """One has the session, and has just found that it is needed, when the other gives up the last hold on it."""
-    session = lock_backends.verbs("postgres_advisory")._session
+    session = lock_backends.operations("postgres_advisory")._session
     pool, needed, forget = session.pool, session.pool.in_use, session.forget
     looked, gone = threading.Event(), threading.Event()
 

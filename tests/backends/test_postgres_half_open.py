@@ -33,8 +33,8 @@ def middlebox(postgres, in_production):
         ):
             yield box
             for name in backends:
-                lock_backends.verbs(name).stop_watching()
-                lock_backends.verbs(name).close()
+                lock_backends.operations(name).stop_watching()
+                lock_backends.operations(name).close()
 
 
 def name():
@@ -70,7 +70,7 @@ def test_many_threads_whose_sessions_are_all_forgotten(middlebox, backend):
     def work():
         barrier.wait(20)
         if backend == "behind_table":
-            lock_backends.verbs(backend)._pool.run(SLEEP, [0.3], within())
+            lock_backends.operations(backend)._pool.run(SLEEP, [0.3], within())
         barrier.wait(20)
         barrier.wait(20)
         limit = clock.now() + 20
@@ -123,7 +123,7 @@ def test_a_lease_survives(middlebox):
 def test_a_session_that_is_only_slow_keeps_its_holds(middlebox, postgres, monkeypatch):
     """The server is asked what the session does: it is at work."""
     monkeypatch.setattr(advisory_sql, "SILENT_SECONDS", 0.1)
-    session = lock_backends.verbs("behind_advisory")._session
+    session = lock_backends.operations("behind_advisory")._session
     with lock(name(), backend="behind_advisory") as held:
         before = session.pool.slots[0].session
         with pytest.raises(LockBackendError):
@@ -138,7 +138,7 @@ def test_a_session_that_is_only_slow_keeps_its_holds(middlebox, postgres, monkey
 
 def test_where_new_connections_are_silent_too_nothing_is_lost(middlebox, postgres, monkeypatch):
     monkeypatch.setattr(advisory_sql, "SILENT_SECONDS", 0.1)
-    session = lock_backends.verbs("behind_advisory")._session
+    session = lock_backends.operations("behind_advisory")._session
     with lock(name(), backend="behind_advisory") as held:
         with postgres.hanging():
             for _ in range(3):

@@ -25,41 +25,41 @@ def raise_interrupt():
 @pytest.mark.parametrize("fresh", [False, True], ids=["session", "no session"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_an_exception_at_any_instruction_leaves_nothing(postgres, in_production, backend, fresh):
-    verbs = lock_backends.verbs(backend)
+    operations = lock_backends.operations(backend)
     name = f"angee:name:struck {time.monotonic_ns()}"
     number, rounds = time.monotonic_ns() % STEP, 0
     while True:
         owner = f"struck-{number}"
         if fresh:
-            verbs.close()
+            operations.close()
         finished = False
         try:
             with at_instruction(number, raise_interrupt, *CODE) as counter:
-                assert verbs.acquire(name, owner, 30.0, "", within()) is not None
-                verbs.extend([], within())
-                verbs.inspect(name, within())
-                verbs.release(name, owner, within())
+                assert operations.acquire(name, owner, 30.0, "", within()) is not None
+                operations.extend([], within())
+                operations.inspect(name, within())
+                operations.release(name, owner, within())
                 finished = not counter.struck
         except Interrupt:
             pass
-        give_up(verbs, name, owner)
+        give_up(operations, name, owner)
         rounds += 1
         # Another process gets it; this one is not left with a session that is busy or that nobody may use.
-        assert verbs.acquire(name, "next", 30.0, "", within()) is not None, number
-        assert verbs.release(name, "next", within()), number
-        pool = verbs._pool if backend == "postgres_table" else verbs._session.pool
+        assert operations.acquire(name, "next", 30.0, "", within()) is not None, number
+        assert operations.release(name, "next", within()), number
+        pool = operations._pool if backend == "postgres_table" else operations._session.pool
         assert not any(slot.claimed for slot in pool.slots), number
         if finished:
             break
         number += STEP * (4 if fresh else 1)
     assert rounds > 10
-    verbs.close()
+    operations.close()
     assert postgres.advisory_locks() == 0
 
 
 def test_a_handler_wants_the_lock_that_its_thread_is_asking_for(postgres, in_production):
     """While the thread waits for the session, another thread has it."""
-    verbs = lock_backends.verbs("postgres_advisory")
+    operations = lock_backends.operations("postgres_advisory")
     go_on, claimed = threading.Event(), threading.Event()
     answers = []
 
@@ -72,7 +72,7 @@ def test_a_handler_wants_the_lock_that_its_thread_is_asking_for(postgres, in_pro
         answers.append((Lock("wanted", backend="postgres_advisory").acquire(), clock.now() - started))
         go_on.set()
 
-    other = threading.Thread(target=verbs._session.run, args=[within(30), keep])
+    other = threading.Thread(target=operations._session.run, args=[within(30), keep])
     other.start()
     assert claimed.wait(20)
     before = signal.signal(signal.SIGALRM, handler)
@@ -92,7 +92,7 @@ def test_a_handler_wants_the_lock_that_its_thread_is_asking_for(postgres, in_pro
 
 
 def test_a_handler_wants_it_at_any_instruction(postgres, in_production):
-    verbs = lock_backends.verbs("postgres_advisory")
+    operations = lock_backends.operations("postgres_advisory")
     name = f"angee:name:wanted {time.monotonic_ns()}"
     number, outcomes = time.monotonic_ns() % STEP, set()
     while True:
@@ -100,18 +100,18 @@ def test_a_handler_wants_it_at_any_instruction(postgres, in_production):
 
         def handler(inner=inner, number=number):
             started = clock.now()
-            inner.append(verbs.acquire(name, f"inner-{number}", 30.0, "", within()))
+            inner.append(operations.acquire(name, f"inner-{number}", 30.0, "", within()))
             assert clock.now() - started < 2
 
         with at_instruction(number, handler, *CODE) as counter:
-            outer = verbs.acquire(name, f"outer-{number}", 30.0, "", within())
+            outer = operations.acquire(name, f"outer-{number}", 30.0, "", within())
         assert not (outer and inner and inner[0]), number
         outcomes.add((bool(outer), bool(inner and inner[0])))
         for owner, grant in ((f"outer-{number}", outer), (f"inner-{number}", inner[0] if inner else None)):
-            assert verbs.release(name, owner, within()) is (grant is not None), number
+            assert operations.release(name, owner, within()) is (grant is not None), number
         if not counter.struck:
             break
         number += STEP
     assert outcomes == {(True, False), (False, True)}
-    verbs.close()
+    operations.close()
     assert postgres.advisory_locks() == 0

@@ -13,7 +13,7 @@ from tests.backends.test_redis_lying import LyingServer
 from tests.support.pg_helpers import alias_with
 from tests.support.servers import PostgresServer, eventually
 
-#: What a verb has here, in seconds, and how much later it may end on a busy machine.
+#: What an operation has here, in seconds, and how much later it may end on a busy machine.
 SHORT, LATE = 0.3, 2.0
 WELCOME = b"R\0\0\0\x08\0\0\0\0" + b"K\0\0\0\x0c\0\0\0\x01\0\0\0\x02" + b"Z\0\0\0\x05I"
 ANSWERS = {
@@ -56,17 +56,17 @@ def test_a_server_that_lies(what: str, close: bool, liar: LyingServer) -> None:
         made.acquire(timeout=SHORT)
     assert clock.now() - started < SHORT + LATE
     assert not made.held and not made.lost
-    verbs = lock_backends.verbs("liar")
+    operations = lock_backends.operations("liar")
     for call in (
-        lambda at: verbs.inspect("a", at),
-        lambda at: list(verbs.list_held(at)),
-        lambda at: verbs.force_release("a", at),
+        lambda at: operations.inspect("a", at),
+        lambda at: list(operations.list_held(at)),
+        lambda at: operations.force_release("a", at),
     ):
         started = clock.now()
         with pytest.raises(LockBackendError):
             call(started + SHORT)
         assert clock.now() - started < SHORT + LATE
-    verbs.close()
+    operations.close()
     eventually(lambda: liar.open <= 1, what="none but that of a try to release")
 
 
@@ -77,4 +77,4 @@ def test_afterwards_the_true_server_can_be_used(liar: LyingServer, postgres: Pos
     liar.become(f"{postgres.directory}/.s.PGSQL.{postgres.port}")
     with lock("of a liar", backend="liar") as held:
         assert held.held and held.info() is not None
-    assert not lock_backends.verbs("liar").is_held("of a liar")
+    assert not lock_backends.operations("liar").is_held("of a liar")

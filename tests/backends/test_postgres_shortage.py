@@ -29,8 +29,8 @@ def limited(request, postgres, in_production):
         override_settings(ANGEE_JOBS_LOCKS=settings.ANGEE_JOBS_LOCKS | {"limited": backend}),
     ):
         yield lambda number: postgres.query(f"ALTER ROLE limited CONNECTION LIMIT {number}")
-        lock_backends.verbs("limited").close()
-        lock_backends.verbs("limited").stop_watching()
+        lock_backends.operations("limited").close()
+        lock_backends.operations("limited").stop_watching()
 
 
 def has_role(postgres):

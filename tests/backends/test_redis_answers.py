@@ -55,7 +55,7 @@ ODD = [
 def test_answers_that_mean_nothing(answer):
     with FakeServer(lambda words: answer) as server, backend_for(server.cache) as backend:
         name, owner = new_name(), new_owner()
-        verbs = {
+        operations = {
             "acquire": lambda: backend.acquire(name, owner, 30, "", soon(2)),
             "extend": lambda: backend.extend([Extension(name, owner, 30)], soon(2)),
             "adopt": lambda: backend.adopt(name, owner, "heir", 30, "", soon(2)),
@@ -66,15 +66,15 @@ def test_answers_that_mean_nothing(answer):
             "remaining": lambda: backend.remaining(name, soon(2)),
         }
         if answer in (b":2\r\n", b":-1\r\n"):
-            del verbs["remaining"]  # a number, as it should be
+            del operations["remaining"]  # a number, as it should be
         if answer == b"*2\r\n:1\r\n:1\r\n":
-            del verbs["reap"]
-        for verb, call in verbs.items():
+            del operations["reap"]
+        for operation, call in operations.items():
             started = now()
             with pytest.raises(LockBackendError):
-                pytest.fail(f"{verb} answered {call()!r}")
+                pytest.fail(f"{operation} answered {call()!r}")
             assert now() - started < 2.5
-        assert len(server.requests) >= len(verbs)
+        assert len(server.requests) >= len(operations)
 
 
 def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one():

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(missing is not None, reason=str(missing))
 
 def test_lost_scripts_are_brought_again(each_redis_backend, valkey):
     name, owner = new_name(), new_owner()
-    for verb in (
+    for operation in (
         lambda: take(each_redis_backend, name, owner) is not None,
         lambda: each_redis_backend.inspect(name, soon()) is not None,
         lambda: (each_redis_backend.remaining(name, soon()) or 0) > 20,
@@ -42,7 +42,7 @@ def test_lost_scripts_are_brought_again(each_redis_backend, valkey):
     ):
         with valkey.connect() as client:
             client.script_flush()
-        assert verb()
+        assert operation()
 
 
 def test_the_server_restarts(each_redis_backend, valkey):

@@ -35,7 +35,7 @@ from tests.support.hostile import examples
 from tests.support.redis_tools import DJANGO, backend_for, new_name, new_owner, url
 from tests.support.servers import RespServer, eventually
 
-#: What a verb has here, in seconds, and how much later it may end on a busy machine.
+#: What an operation has here, in seconds, and how much later it may end on a busy machine.
 SHORT, LATE = 0.15, 2.0
 
 
@@ -164,7 +164,7 @@ replies = st.one_of(
 )  # fmt: skip
 
 
-def verbs(backend: RedisLockBackend) -> dict[str, Any]:
+def operations(backend: RedisLockBackend) -> dict[str, Any]:
     name, owner = new_name(), new_owner()
 
     def soon() -> float:
@@ -200,15 +200,15 @@ def test_every_verb_of_a_server_that_lies(liar: LyingServer) -> None:
     with backend_for(cache) as backend:
 
         @examples(40)
-        @given(answer=replies, close=st.booleans(), verb=st.sampled_from(sorted(verbs(backend))))
-        def check(answer: bytes, close: bool, verb: str) -> None:
+        @given(answer=replies, close=st.booleans(), operation=st.sampled_from(sorted(operations(backend))))
+        def check(answer: bytes, close: bool, operation: str) -> None:
             liar.answer, liar.close_after = answer, close
             started = now()
             try:
-                verbs(backend)[verb]()
+                operations(backend)[operation]()
             except LockBackendError:
                 pass
-            assert now() - started < SHORT + LATE + (SHORT if verb == "wait_for_change" else 0)
+            assert now() - started < SHORT + LATE + (SHORT if operation == "wait_for_change" else 0)
 
         check()
         backend.stop_watching()
@@ -275,7 +275,7 @@ BROKEN = {
 
 
 def everything(key: str, at: str) -> None:
-    """Each question and each verb: an answer or a documented error."""
+    """Each question and each operation: an answer or a documented error."""
     for call in (
         lambda: task_lock_is_held(key, backend=at),
         lambda: str(lock_info(key, backend=at)).encode(errors="backslashreplace"),

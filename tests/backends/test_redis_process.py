@@ -25,7 +25,7 @@ def test_a_signal_handler_that_raises_leaves_everything_usable(valkey, alias):
         assert not held
         assert idle <= 4
         assert child.wait() == 0
-    assert list(lock_backends.verbs(alias).list_held(soon())) == []
+    assert list(lock_backends.operations(alias).list_held(soon())) == []
     eventually(lambda: len(valkey.clients()) <= clients + 1, what="no connection is left behind")
 
 

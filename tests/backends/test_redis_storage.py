@@ -194,9 +194,9 @@ def test_a_value_that_is_not_a_hold(redis_backend, valkey, value):
     name = new_name()
     with valkey.connect() as client:
         client.set(f"{redis_backend.prefix}hold:{name}", value)
-    for verb in (lambda: take(redis_backend, name), lambda: redis_backend.inspect(name, soon())):
+    for operation in (lambda: take(redis_backend, name), lambda: redis_backend.inspect(name, soon())):
         with pytest.raises(LockBackendError):
-            verb()
+            operation()
 
 
 @pytest.mark.parametrize("token", ["text", "-1e400", str(2**53), "9" * 30])

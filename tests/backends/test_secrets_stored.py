@@ -30,7 +30,7 @@ def detached(at: str) -> str:
 
 def is_of_no_use(stolen: str, at: str) -> None:
     """What a reader of the storage has found: nothing can be done with it here."""
-    backend, name = lock_backends.verbs(at), f"angee:name:{KEY}"
+    backend, name = lock_backends.operations(at), f"angee:name:{KEY}"
     deadline = clock.now() + 5
     with pytest.raises(LockLostError):
         attach_lock(KEY, stolen, backend=at)
@@ -63,7 +63,7 @@ def test_postgresql_is_told_only_hashes(at: str, postgres: PostgresServer, secre
         eventually(lambda: postgres.query("SHOW log_statement") == [("all",)])
         activity: list[str] = []
         cycle(at, lambda value: activity.append(str(postgres.query("SELECT * FROM pg_stat_activity"))))
-        owner_id = detached(at) if lock_backends.verbs(at).leases else ""
+        owner_id = detached(at) if lock_backends.operations(at).leases else ""
         tables = [str(postgres.query(f"SELECT * FROM {t}")) for t in ("angee_jobs_tasklock", "angee_jobs_sessionhold")]
         log = postgres.log()[start:]
     finally:

@@ -126,9 +126,9 @@ def test_without_the_migration_the_error_says_what_to_run(postgres, in_productio
     postgres.query("CREATE DATABASE bare", dbname="postgres")
     with alias_with(NAME="bare") as alias:
         backend = TableLockBackend(alias=alias)
-        for verb in (lambda: acquire(backend), lambda: backend.inspect(NAME, within())):
+        for operation in (lambda: acquire(backend), lambda: backend.inspect(NAME, within())):
             with pytest.raises(LockBackendError, match=f"manage.py migrate angee_jobs --database {alias}") as caught:
-                verb()
+                operation()
             assert not caught.value.uncertain
         backend.close()
         postgres.query("DROP DATABASE bare", dbname="postgres")

@@ -47,7 +47,7 @@ HOLDERS = [
 
 
 def everything(at: str) -> None:
-    """Each question and each verb: an answer or a documented error, and the other holds are listed all the same."""
+    """Each question and operation: an answer or a documented error, and the other holds are listed all the same."""
     calls: list[Callable[[], Any]] = [
         lambda: task_lock_is_held("edited by hand", backend=at),
         lambda: str(lock_info("edited by hand", backend=at)).encode(),

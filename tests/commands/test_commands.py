@@ -124,7 +124,7 @@ class Stuck:
 
     @staticmethod
     def install(monkeypatch: pytest.MonkeyPatch) -> None:
-        verbs: Any = lock_backends.verbs("default")
+        operations: Any = lock_backends.operations("default")
         Stuck.ended = []
 
         def force_release(name: str, deadline: float, fencing_token: int | None = None) -> Any:
@@ -134,9 +134,11 @@ class Stuck:
             Stuck.ended.append((name, session))
             return session == 4711
 
-        monkeypatch.setattr(verbs, "force_release", force_release)
-        monkeypatch.setattr(verbs, "holds_beside", lambda name, d: (4711, list(verbs.list_held(d))), raising=False)
-        monkeypatch.setattr(verbs, "end_session", end_session, raising=False)
+        monkeypatch.setattr(operations, "force_release", force_release)
+        monkeypatch.setattr(
+            operations, "holds_beside", lambda name, d: (4711, list(operations.list_held(d))), raising=False
+        )
+        monkeypatch.setattr(operations, "end_session", end_session, raising=False)
 
 
 def test_release_lock_of_a_process_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -252,7 +252,7 @@ def test_locks_that_cannot_be_asked(canvas, monkeypatch):
         raise LockBackendError("on purpose")
 
     with monkeypatch.context() as patched:
-        patched.setattr(lock_backends.verbs("sqlite"), "acquire", acquire)
+        patched.setattr(lock_backends.operations("sqlite"), "acquire", acquire)
         result = group(canvas.step(1), canvas.duplicate())()
     assert result.get(timeout=20) == [1, "done"]
     eventually(lambda: is_free(canvas.once.lock_key([canvas.key], {})))

@@ -294,7 +294,7 @@ def test_storage_that_cannot_be_reached(celery_queue, monkeypatch):
         raise LockBackendError("on purpose")
 
     key, queue = new_key(), new_key()
-    monkeypatch.setattr(lock_backends.verbs("sqlite"), "acquire", acquire)
+    monkeypatch.setattr(lock_backends.operations("sqlite"), "acquire", acquire)
     with pytest.raises(LockBackendError):
         celery_queue.send("once", key, queue=queue)
     assert celery_queue.client.llen(queue) == 0

@@ -157,7 +157,7 @@ def test_locks_that_cannot_be_asked_at_the_commit(once, monkeypatch):
         raise LockBackendError("on purpose")
 
     key = new_key()
-    monkeypatch.setattr(lock_backends.verbs("sqlite"), "acquire", acquire)
+    monkeypatch.setattr(lock_backends.operations("sqlite"), "acquire", acquire)
     with pytest.raises(LockBackendError), transaction.atomic():
         once.tasks.once.apply_async_on_commit([key], queue=once.shared)
     assert once.silent(key)

@@ -16,6 +16,6 @@ def key(request):
 @pytest.fixture
 def leases(alias):
     """An alias whose holds are leases, and so can leave their process."""
-    if not lock_backends.verbs(alias).leases:
+    if not lock_backends.operations(alias).leases:
         pytest.skip("its holds live and die with a connection")
     return alias

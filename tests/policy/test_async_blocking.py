@@ -45,32 +45,32 @@ def test_nothing_blocks_the_loop(alias, caplog):
     pulses = 0
 
     def the_loop_goes_on():
-        """Else the verb runs on the loop, or the loop waits for it."""
+        """Else the operation runs on the loop, or the loop waits for it."""
         last, started = pulses + 2, time.monotonic()
         while pulses < last:
-            assert time.monotonic() - started < 10, "the loop stands still while a verb is under way"
+            assert time.monotonic() - started < 10, "the loop stands still while an operation is under way"
             time.sleep(0.001)
 
     run(main(), debug=True)
     slow = [record.getMessage() for record in caplog.records if "took" in record.getMessage()]
     assert not [text for text in slow if "Executing" in text], slow
-    assert threading.get_ident() not in threads, "a verb ran on the loop"
+    assert threading.get_ident() not in threads, "an operation ran on the loop"
 
 
 @contextlib.contextmanager
 def slow_backend(alias, wait, threads):
-    """Every verb calls `wait` first, and notes its thread."""
+    """Every operation calls `wait` first, and notes its thread."""
     from unittest import mock
 
     from angee_jobs.locks import lock_backends
 
-    backend = lock_backends.verbs(alias)
+    backend = lock_backends.operations(alias)
 
-    def slow(verb):
+    def slow(operation):
         def call(*args, **kwargs):
             threads.append(threading.get_ident())
             wait()
-            return verb(*args, **kwargs)
+            return operation(*args, **kwargs)
 
         return call
 

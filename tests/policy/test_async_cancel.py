@@ -83,13 +83,13 @@ def test_cancelled_at_random_instants(alias, contended):
 
 
 @pytest.mark.parametrize("verb", ["acquire", "release"])
-def test_cancelled_while_a_verb_is_under_way(alias, verb):
+def test_cancelled_while_a_verb_is_under_way(alias, operation):
     """The storage grants (or frees) the lock after the caller has gone."""
     key = new_key()
 
     async def main():
         for _ in range(20):
-            with held_up(alias, verb) as (reached, go_on):
+            with held_up(alias, operation) as (reached, go_on):
                 task = asyncio.create_task(block(key, alias, None))
                 await until(reached.is_set)
                 task.cancel()
@@ -104,12 +104,12 @@ def test_cancelled_while_a_verb_is_under_way(alias, verb):
 
 
 @contextlib.contextmanager
-def held_up(alias, verb):
-    """The next call of the verb for a coroutine does its work only when it may go on."""
+def held_up(alias, operation):
+    """The next call of the operation for a coroutine does its work only when it may go on."""
     from unittest import mock
 
-    backend = lock_backends.verbs(alias)
-    real = getattr(backend, verb)
+    backend = lock_backends.operations(alias)
+    real = getattr(backend, operation)
     reached, go_on = threading.Event(), threading.Event()
 
     def call(*args, **kwargs):
@@ -118,7 +118,7 @@ def held_up(alias, verb):
             assert go_on.wait(10)
         return real(*args, **kwargs)
 
-    with mock.patch.object(backend, verb, call):
+    with mock.patch.object(backend, operation, call):
         try:
             yield reached, go_on
         finally:

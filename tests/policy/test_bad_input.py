@@ -17,9 +17,9 @@ from tests.support.strategies import Local, SqliteTable
 
 class BadInput(ContractCase):
     def prepare(self) -> None:
-        for verb in ("acquire", "extend", "release"):
+        for operation in ("acquire", "extend", "release"):
             patcher = mock.patch.object(
-                self.backend, verb, side_effect=AssertionError(f"{verb}() was called in spite of bad input")
+                self.backend, operation, side_effect=AssertionError(f"{operation}() was called in spite of bad input")
             )
             patcher.start()
             self.addCleanup(patcher.stop)

@@ -1,7 +1,7 @@
 """Promise 11 further: a process forked without Python's knowledge is a new process.
 
-uWSGI without ``--lazy-apps`` forks so, an embedded interpreter, a C extension. Seen: both children inside at once, since
-they shared their parent's re-entrant session; and leases that no thread renewed.
+uWSGI without ``--lazy-apps`` forks so, an embedded interpreter, a C extension. Seen: both children inside at once,
+since they shared their parent's re-entrant session; and leases that no thread renewed.
 """
 
 import pytest

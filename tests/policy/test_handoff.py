@@ -229,7 +229,7 @@ def test_an_attached_lock_used_again(leases):
 
 
 def test_session_locks_cannot_move(alias):
-    if lock_backends.verbs(alias).leases:
+    if lock_backends.operations(alias).leases:
         pytest.skip("its holds can")
     key = new_key()
     with make(key, alias) as held:
@@ -249,7 +249,7 @@ def test_detaching_fails(leases, monkeypatch, carried_out):
     key = new_key()
     mine = make(key, leases)
     assert mine.acquire()
-    backend = lock_backends.verbs(leases)
+    backend = lock_backends.operations(leases)
     real = backend.adopt
 
     def adopt(*args):

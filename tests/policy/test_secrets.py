@@ -62,7 +62,7 @@ def test_nothing_that_is_printed_or_logged_tells_one(alias: str, secrets: Secret
         getattr(signals, name).connect(receive)
     try:
         cycle(alias, lambda value: told.append(shown(value)))
-        backend = lock_backends.verbs(alias)
+        backend = lock_backends.operations(alias)
         with mock.patch.object(backend, "release", side_effect=LockBackendError("the server is gone", uncertain=True)):
             given_up = lock(KEY, backend=alias)
             given_up.acquire()
@@ -126,11 +126,11 @@ def look_at(error: BaseException, secrets: Secrets) -> set[str]:
 
 
 def test_no_variable_of_a_traceback_tells_one(alias: str, as_in_production: None, secrets: Secrets) -> None:
-    """As Django's page for errors shows them, with an error raised in every function that a verb passes through."""
+    """As Django's page for errors shows them, with an error raised in every function that an operation passes."""
     seen: set[str] = set()
-    leases = lock_backends.verbs(alias).leases
+    leases = lock_backends.operations(alias).leases
     at = {"backend": alias, "ttl": 60.0}
-    verbs: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    operations: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
         "acquire": (lambda: lock(KEY, **at), lambda made: made.acquire()),
         "extend": (lambda: _held(at), lambda made: made.extend()),
         "info": (lambda: _held(at), lambda made: made.info()),
@@ -138,10 +138,10 @@ def test_no_variable_of_a_traceback_tells_one(alias: str, as_in_production: None
         "block": (lambda: lock(KEY, **at), _enter_and_leave),
     }
     if leases:
-        verbs["detach"] = (lambda: _held(at), lambda made: made.detach())
-        verbs["attach"] = (lambda: str(_held(at).detach()), lambda owner_id: attach_lock(KEY, owner_id, **at))
+        operations["detach"] = (lambda: _held(at), lambda made: made.detach())
+        operations["attach"] = (lambda: str(_held(at).detach()), lambda owner_id: attach_lock(KEY, owner_id, **at))
     functions: set[object] = set()
-    for prepare, call in verbs.values():
+    for prepare, call in operations.values():
         while True:
             subject = prepare()
             error = struck(functions, lambda: call(subject))  # noqa: B023
@@ -156,7 +156,7 @@ def test_no_variable_of_a_traceback_tells_one(alias: str, as_in_production: None
 
 
 def test_the_whole_page_of_an_error_tells_none(secrets: Secrets) -> None:
-    backend = lock_backends.verbs("local")
+    backend = lock_backends.operations("local")
     with mock.patch.object(backend, "acquire", side_effect=RuntimeError("a bug")):
         with pytest.raises(RuntimeError) as caught:
             lock(KEY, backend="local").acquire()
@@ -177,7 +177,7 @@ def _enter_and_leave(made: Lock) -> None:
 
 
 def _free(alias: str) -> None:
-    if lock_backends.verbs(alias).leases:
+    if lock_backends.operations(alias).leases:
         force_release(KEY, backend=alias)
     eventually(lambda: not task_lock_is_held(KEY, backend=alias))
 

@@ -16,7 +16,7 @@ import pytest
 from django.test import override_settings
 
 from angee_jobs.locks import LocalLockBackend, LockBackendError, clock, lock, lock_backends, waiting
-from angee_jobs.locks.backends.base import VERB_SECONDS
+from angee_jobs.locks.backends.base import OPERATION_SECONDS
 from angee_jobs.locks.clock import now
 from angee_jobs.locks.testing import ContractCase
 from angee_jobs.locks.testing.contract.base import LONG, NOISE, Background
@@ -46,7 +46,7 @@ def test_a_try_that_the_end_of_the_wait_cuts_off_leaves_no_hold() -> None:
     """
     settings = {"default": {"BACKEND": f"{__name__}.AnswersTooLate"}}
     with override_settings(ANGEE_JOBS_LOCKS=settings):
-        backend: Any = lock_backends.verbs("default")
+        backend: Any = lock_backends.operations("default")
         assert not lock("cut off", ttl=600).acquire(timeout=0.1)
         assert backend.tries == 2
         eventually(lambda: not backend.is_held("cut off"), what="the late grant is taken back")
@@ -102,14 +102,14 @@ class WaitQueue(ContractCase):
     def test_the_next_in_line_takes_over_when_the_first_gives_up(self) -> None:
         self.needs("leases")
         # A hold of nobody in this process, so that nothing here rings when it ends.
-        owner, limit = "f" * 32, now() + VERB_SECONDS
+        owner, limit = "f" * 32, now() + OPERATION_SECONDS
         assert self.backend.acquire(self.key.name, owner, LONG, "{}", limit)
         first = self.in_background(self.lock(timeout=0.5).acquire)
         eventually(lambda: waiting_here(self.key.name, self.alias) == 1 or not first.is_alive())
         held = self.lock()
         second = self.in_background(held.acquire, 20)
         assert first.result() is False
-        assert self.backend.release(self.key.name, owner, now() + VERB_SECONDS)
+        assert self.backend.release(self.key.name, owner, now() + OPERATION_SECONDS)
         assert second.result(2 * FALLBACK + NOISE) is True
         assert held.release()
 
@@ -117,19 +117,21 @@ class WaitQueue(ContractCase):
         calls: list[int | None] = []
 
         def note(real: Any) -> Any:
-            def verb(name: str, *args: Any) -> Any:
+            def operation(name: str, *args: Any) -> Any:
                 if name == self.key.name:
                     calls.append(threading.get_ident())
                 return real(name, *args)
 
-            return verb
+            return operation
 
         with self.lock():
             threads = [self.waiter() for _ in range(8)]
             time.sleep(0.1)
             with contextlib.ExitStack() as stack:
-                for verb in ("acquire", "acquire_next", "remaining"):
-                    stack.enter_context(mock.patch.object(self.backend, verb, note(getattr(self.backend, verb))))
+                for operation in ("acquire", "acquire_next", "remaining"):
+                    stack.enter_context(
+                        mock.patch.object(self.backend, operation, note(getattr(self.backend, operation)))
+                    )
                 time.sleep(FALLBACK * 1.2)
             assert len(set(calls)) <= 1, "more than the head of the line asked the backend"
             assert len(calls) < 10, "the head of the line asks again and again"

@@ -122,7 +122,7 @@ class LockMachine(RuleBasedStateMachine):
         thread = threading.Thread(target=lambda: tokens.append(self.clients[waiter].acquire(key, 20)), daemon=True)
         thread.start()
         if waiter != "process":
-            room = waiters_of(lock_backends.verbs(self.alias))
+            room = waiters_of(lock_backends.operations(self.alias))
             eventually(lambda: key.name in room.queues, what="the waiter is in line")
         if by_force and self.can_be_forced(key):
             self.force_release(at)

@@ -1,7 +1,7 @@
 """The clients of the model-based tests (tests/properties/model.py): four kinds that lock in their own ways.
 
-Whatever its kind, a client has one :class:`Lock` for each key and the same few verbs. It runs in the calling thread, in
-a thread of its own, as coroutines, or in another process.
+Whatever its kind, a client has one :class:`Lock` for each key and the same few operations. It runs in the calling
+thread, in a thread of its own, as coroutines, or in another process.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class InTask(Client):
 
 
 class InProcess:
-    """In another process, which has the same verbs."""
+    """In another process, which has the same operations."""
 
     def __init__(self, alias: str, peer: Peer) -> None:
         self.alias = alias
@@ -161,18 +161,18 @@ class InProcess:
     def close(self) -> None:
         self._peer.give_back()
 
-    def __getattr__(self, verb: str) -> Any:
-        if verb.startswith("_"):
-            raise AttributeError(verb)
-        return lambda *args: self._peer.call(perform, self.alias, verb, *args)
+    def __getattr__(self, operation: str) -> Any:
+        if operation.startswith("_"):
+            raise AttributeError(operation)
+        return lambda *args: self._peer.call(perform, self.alias, operation, *args)
 
 
 _clients: dict[str, Client] = {}
 
 
-def perform(alias: str, verb: str, *args: Any) -> Any:
+def perform(alias: str, operation: str, *args: Any) -> Any:
     """What the other process does."""
     if alias not in _clients:
         _clients[alias] = Client(alias)
-    answer = getattr(_clients[alias], verb)(*args)
+    answer = getattr(_clients[alias], operation)(*args)
     return str(answer) if isinstance(answer, str) else answer

@@ -29,7 +29,7 @@ class Storage:
 
     @property
     def backend(self) -> Any:
-        return lock_backends.verbs(self.alias)
+        return lock_backends.operations(self.alias)
 
     def has(self, capability: str) -> bool:
         return capability not in self.strategy.lacks
@@ -67,7 +67,7 @@ class PostgresStorage(Storage):
 class _Sessions(Advisory):
     def delete_hold(self, key: LockKey) -> None:
         """On the holder's own session, as nobody else can unlock it."""
-        session: Any = lock_backends.verbs(self.alias)._session  # type: ignore[attr-defined]
+        session: Any = lock_backends.operations(self.alias)._session  # type: ignore[attr-defined]
         deadline = clock.now() + 5
 
         def unlock(on: Any) -> None:

@@ -49,7 +49,7 @@ def waiters(key: str, alias: str) -> int:
 
 def waiting_here(name: str, alias: str) -> int:
     """How many callers of this process wait for the lock of that name."""
-    queue = waiters_of(lock_backends.verbs(alias)).queues.get(name)
+    queue = waiters_of(lock_backends.operations(alias)).queues.get(name)
     return len(queue.wakers) if queue is not None else 0
 
 

@@ -77,8 +77,8 @@ def one_line_of(done: subprocess.CompletedProcess[str]) -> str:
 def leave_expired(*keys: str) -> None:
     left = [Lock(key, ttl=0.05) for key in keys]
     assert all(each.acquire() for each in left)
-    verbs = lock_backends.verbs("default")
-    eventually(lambda: all(verbs.inspect(f"angee:name:{key}", float("inf")) is None for key in keys))
+    operations = lock_backends.operations("default")
+    eventually(lambda: all(operations.inspect(f"angee:name:{key}", float("inf")) is None for key in keys))
 
 
 def children(pid: int) -> list[int]:

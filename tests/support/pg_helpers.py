@@ -39,7 +39,7 @@ def sessions_stay(*lock_aliases: str) -> Iterator[None]:
             yield
         finally:
             for alias in lock_aliases:
-                lock_backends.verbs(alias).close()
+                lock_backends.operations(alias).close()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What the tests of secrets have in common: the owner ids that were made, and a cycle of every verb."""
+"""What the tests of secrets have in common: the owner ids that were made, and a cycle of every operation."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def everything_logged() -> Iterator[Kept]:
 
 
 def cycle(at: str, see: Callable[[object], None]) -> None:
-    """Every verb, with success and without; ``see`` gets what comes of it, errors too."""
+    """Every operation, with success and without; ``see`` gets what comes of it, errors too."""
 
     def tried(call: Callable[[], object]) -> None:
         try:

@@ -23,7 +23,7 @@ SESSION_LOSS_SECONDS = 2.0
 #: A lost wake-up costs a waiter so many seconds.
 FALLBACK_SECONDS = 1.0
 #: A request without a timeout of its own has so many seconds.
-VERB_SECONDS = 5.0
+OPERATION_SECONDS = 5.0
 #: How long a server may be busy with itself after it came back.
 RECOVERY_SECONDS = 2.0
 #: Slack for what is to happen soon, on a machine with nothing else to do, and per second of delay that was seen.
@@ -235,12 +235,12 @@ def may_hold_until(history: History, terms: Terms, each: Try) -> float | None:
             return math.inf
         if terms.session and each.forked:
             # The connection is open for as long as the child lives, which has inherited it.
-            return killed + VERB_SECONDS
+            return killed + OPERATION_SECONDS
         return killed + quick
     over = each.answered if each.answer == "failed" else each.left
     assert over is not None
     if each.answer == "failed" or each.how == "failed":
-        return over + VERB_SECONDS + quick  # it is freed behind the scenes, as soon as the server answers
+        return over + OPERATION_SECONDS + quick  # it is freed behind the scenes, as soon as the server answers
     for fault in history.faults:
         # What ends a hold may be forgotten in a crash of the server: then it ends as its lease does.
         if fault.kind == "crash" and fault.t0 - RECOVERY_SECONDS <= over <= fault.t1 + RECOVERY_SECONDS:
@@ -294,7 +294,7 @@ def answered(history: History, terms: Terms, slack: float) -> Iterator[str]:
     """Everybody who asked got an answer, in time, unless killed; and everybody who was inside came out."""
     for each in history.tries:
         process = each.process
-        limit = VERB_SECONDS + 1 if each.wait is None else each.wait
+        limit = OPERATION_SECONDS + 1 if each.wait is None else each.wait
         if each.answer is None:
             if process.killed is None:
                 yield f"{each} never got an answer"
@@ -304,7 +304,7 @@ def answered(history: History, terms: Terms, slack: float) -> Iterator[str]:
             yield f"{each} got its answer {late:.1f} s late ({each.answer})"
         if each.ended is not None and each.left is not None:
             took = each.left - each.ended - history.stopped(process.pid, each.ended, each.left)
-            if took > VERB_SECONDS + slack:
+            if took > OPERATION_SECONDS + slack:
                 yield f"{each} took {took:.1f} s to leave its section"
     for process in history.processes.values():
         if process.killed is None and not process.down:

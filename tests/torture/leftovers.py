@@ -20,7 +20,7 @@ def leftovers(ground: Ground) -> dict[str, list[str]]:
         found[backend] = [f"{info.name} is still held: {info.holder}" for info in held_locks(backend=backend)]
         found[backend] += [f"{info.name} was not reaped" for info in expired_locks(backend=backend)]
     for backend in ground.backends:
-        lock_backends.verbs(backend).close()
+        lock_backends.operations(backend).close()
     for server, look in {"postgres": _of_postgres, "valkey": _of_valkey}.items():
         backends = [each for each in ground.backends if (BACKENDS | PLANTED)[each] == server]
         if backends:

@@ -82,7 +82,7 @@ class Worker:
         """Note when the requests are sent that make and prolong holds, so that the checker can tell when they end."""
         from angee_jobs.locks import lock_backends
 
-        backend = lock_backends.verbs(self.backend)
+        backend = lock_backends.operations(self.backend)
         extend = backend.extend
 
         def watched(acquire: Any) -> Any:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from django.core.checks import CheckMessage
 
 #: How long an operation may take when its caller set no tighter limit, in seconds.
-VERB_SECONDS = 5.0
+OPERATION_SECONDS = 5.0
 #: Of times that can be shown, in seconds before and after 1970: nothing near the ends of the calendar.
 _LAST_SECOND = 1900 * 366 * 24 * 3600.0
 
@@ -135,8 +135,8 @@ class BaseLockBackend:
         """
         raise NotImplementedError
 
-    def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        """Make the live hold of ``owner`` the hold of ``heir``, in one step, so that it works once; None if gone."""
+    def adopt(self, name: str, owner: str, new_owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        """Give the live hold of ``owner`` to ``new_owner``, in one step, so that it works once; None if it is gone."""
         raise LockBackendError(f"{type(self).__name__} cannot hand a hold to another process", name=name)
 
     def inspect(self, name: str, deadline: float) -> Record | None:
@@ -222,7 +222,7 @@ class BaseLockBackend:
 
     def is_held(self, key: LockKey | str) -> bool:
         """Whether somebody holds ``key`` now."""
-        return self.inspect(self.scoped(as_lock_key(key)).name, clock.now() + VERB_SECONDS) is not None
+        return self.inspect(self.scoped(as_lock_key(key)).name, clock.now() + OPERATION_SECONDS) is not None
 
     # Shared by the backends.
 

@@ -91,12 +91,12 @@ class LocalLockBackend(BaseLockBackend):
             del self._leases[name]
             return True
 
-    def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+    def adopt(self, name: str, owner: str, new_owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         with self._mutex:
             lease = self._live(name)
             if lease is None or not compare_digest(lease.owner, owner):
                 return None
-            lease.owner, lease.holder, lease.expires = heir, holder, clock.now() + ttl
+            lease.owner, lease.holder, lease.expires = new_owner, holder, clock.now() + ttl
             return Grant(lease.fencing_token, lease.acquired_at, time.time() + ttl)
 
     def _record(self, name: str, lease: _Lease) -> Record:

@@ -34,7 +34,7 @@ from django.test import override_settings
 from django.utils.module_loading import import_string
 
 from .. import clock
-from ..backends.base import VERB_SECONDS, BaseLockBackend, Grant, Record
+from ..backends.base import OPERATION_SECONDS, BaseLockBackend, Grant, Record
 from ..backends.local import LocalLockBackend, _Lease
 from ..backends.third_party import HandleBackend
 from ..conf import SETTING, configuration, lock_backends
@@ -89,7 +89,11 @@ def local_locks() -> Iterator[None]:
         try:
             yield
         finally:
-            mine = {verbs for verbs in map(lock_backends.verbs, lock_backends) if isinstance(verbs, LocalLockBackend)}
+            mine = {
+                operations
+                for operations in map(lock_backends.operations, lock_backends)
+                if isinstance(operations, LocalLockBackend)
+            }
             release([hold for hold in live_holds() if hold.backend in mine])
 
 
@@ -122,7 +126,7 @@ class OtherHolder:
         self._backend = backend
         self._owner = new_owner_id()
         holder = json.dumps({"host": "another-host", "pid": None, "thread": "held_by_other()"})
-        deadline = clock.now() + VERB_SECONDS
+        deadline = clock.now() + OPERATION_SECONDS
         if isinstance(backend, HandleBackend):
             granted = backend.acquire_within(key, self._owner, None)
         else:
@@ -132,7 +136,7 @@ class OtherHolder:
 
     def release(self) -> bool:
         """Release the lock before the end of the block; False if it is not held any more."""
-        released = self._backend.release(self._name, self._owner, clock.now() + VERB_SECONDS)
+        released = self._backend.release(self._name, self._owner, clock.now() + OPERATION_SECONDS)
         self._backend.changed(self._name)
         return released
 
@@ -149,7 +153,7 @@ def held_by_other(key: LockKey | str, *, backend: str = "default") -> Iterator[O
         with held_by_other("billing-run"), self.assertRaises(LockNotAcquiredError):
             run_billing()
     """
-    other = OtherHolder(as_lock_key(key), lock_backends.verbs(backend))
+    other = OtherHolder(as_lock_key(key), lock_backends.operations(backend))
     try:
         yield other
     finally:
@@ -180,7 +184,7 @@ def lose(lock: Lock | LockKey | str, *, backend: str = "default") -> None:
 
     lock_lost.connect(last)  # receivers are called in the order in which they were connected
     try:
-        hold.backend.release(hold.name, hold.owner, clock.now() + VERB_SECONDS)
+        hold.backend.release(hold.name, hold.owner, clock.now() + OPERATION_SECONDS)
         renewer.lose(hold, "lose() played its loss")
         told.wait(TOLD_SECONDS)
     finally:
@@ -188,8 +192,8 @@ def lose(lock: Lock | LockKey | str, *, backend: str = "default") -> None:
 
 
 def _hold_of(key: LockKey, backend: str) -> Hold | None:
-    verbs = lock_backends.verbs(backend)
-    return next((hold for hold in live_holds() if hold.backend is verbs and hold.name == key.name), None)
+    operations = lock_backends.operations(backend)
+    return next((hold for hold in live_holds() if hold.backend is operations and hold.name == key.name), None)
 
 
 def _name(lock: Lock | LockKey | str) -> str:

@@ -123,7 +123,7 @@ class Command(LockCommand):
         if not command or not command[0]:
             self.wrong_usage("there is no program to run: write it after the key and --")
         try:
-            leases = lock_backends.verbs(alias).leases
+            leases = lock_backends.operations(alias).leases
         except ImproperlyConfigured as error:
             raise CommandError(one_line(error), returncode=WRONG_CONFIGURATION) from error
         try:

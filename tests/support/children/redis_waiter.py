@@ -58,23 +58,23 @@ def interrupts(backend: str, seconds: str) -> None:
                 raise
         finally:
             armed = False
-    verbs = lock_backends.verbs(backend)
+    operations = lock_backends.operations(backend)
     deadline = time.monotonic() + 10
-    while verbs.is_held(key) and time.monotonic() < deadline:
+    while operations.is_held(key) and time.monotonic() < deadline:
         time.sleep(0.01)
-    say("done", interrupted, entered, int(verbs.is_held(key)), len(verbs.connections._idle))
+    say("done", interrupted, entered, int(operations.is_held(key)), len(operations.connections._idle))
 
 
 def forks(backend: str, key: str) -> None:
     """Forks inside a block: the child takes other locks, and ends in every way."""
-    verbs = lock_backends.verbs(backend)
+    operations = lock_backends.operations(backend)
     with lock(key, backend=backend, ttl=3) as held:
-        verbs.remaining("angee:name:other", time.clock_gettime(time.CLOCK_BOOTTIME) + 5)
+        operations.remaining("angee:name:other", time.clock_gettime(time.CLOCK_BOOTTIME) + 5)
         for how in ("exit", "_exit", "block"):
             pid = os.fork()
             if pid == 0:
-                assert lock_backends.verbs(backend) is not verbs
-                assert verbs.connections._idle == []
+                assert lock_backends.operations(backend) is not operations
+                assert operations.connections._idle == []
                 assert not lock(key, backend=backend).acquire()
                 with lock("the child's", timeout=5, backend=backend):
                     pass
@@ -90,7 +90,7 @@ def forks(backend: str, key: str) -> None:
             held.extend()
             assert not lock(key, backend=backend).acquire()
     if pid != 0:
-        say("free", int(not verbs.is_held(key)))
+        say("free", int(not operations.is_held(key)))
         with lock(key, backend=backend):
             say("again")
 
@@ -146,7 +146,7 @@ def without_descriptors(seconds: str) -> None:
     """Holds a lease, and lets six threads lock other keys, while no descriptor is to be had."""
     import threading
 
-    verbs = lock_backends.verbs("redis")
+    operations = lock_backends.operations("redis")
     failed: list[str] = []
     done = [0] * 6
     over = threading.Event()
@@ -160,7 +160,7 @@ def without_descriptors(seconds: str) -> None:
                 failed.append(repr(error))
 
     with lock(f"kept-{os.getpid()}", ttl=3, backend="redis") as held:
-        verbs.is_held("warm")
+        operations.is_held("warm")
         fillers = []
         try:
             while True:
@@ -188,47 +188,47 @@ def forks_in_c(key: str) -> None:
 
     from angee_jobs.locks.clock import now
 
-    verbs = lock_backends.verbs("redis")
+    operations = lock_backends.operations("redis")
     fork = ctypes.PyDLL(None).fork
-    assert verbs.acquire(key, "the parent's", 60.0, "{}", now() + 5) is not None
-    verbs.remaining(key, now() + 5)
-    verbs.wait_for_change(5.0)
-    subscriber = verbs.watcher._connection.sock.fileno()
-    children, inherited = [], list(verbs.connections._idle)
+    assert operations.acquire(key, "the parent's", 60.0, "{}", now() + 5) is not None
+    operations.remaining(key, now() + 5)
+    operations.wait_for_change(5.0)
+    subscriber = operations.watcher._connection.sock.fileno()
+    children, inherited = [], list(operations.connections._idle)
     assert inherited
     for number in range(2):
         pid = fork()
         if pid == 0:
             code = 1
             try:
-                assert verbs.inspect(key, now() + 5).name == key
-                assert not any(each in inherited for each in verbs.connections._idle), "the parent's is used"
-                use(verbs, key, f"{key}-child-{number}")
-                assert verbs.acquire(key, "the child's", 60.0, "{}", now() + 5) is None
-                verbs.remaining(key, now() + 5)
-                assert verbs.wait_for_change(5.0) is None
-                verbs.stop_watching()
+                assert operations.inspect(key, now() + 5).name == key
+                assert not any(each in inherited for each in operations.connections._idle), "the parent's is used"
+                use(operations, key, f"{key}-child-{number}")
+                assert operations.acquire(key, "the child's", 60.0, "{}", now() + 5) is None
+                operations.remaining(key, now() + 5)
+                assert operations.wait_for_change(5.0) is None
+                operations.stop_watching()
                 code = 0
             except BaseException as error:
                 say("child failed", repr(error))
             finally:
                 os._exit(code)
         children.append(pid)
-    use(verbs, key, f"{key}-parent")
+    use(operations, key, f"{key}-parent")
     for pid in children:
         say("child", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
-    assert verbs.watcher._connection.sock.fileno() == subscriber
-    verbs.wait_for_change(0.1)
-    assert verbs.watcher._connection is not None, "the parent's subscription was broken"
-    say("released", int(verbs.release(key, "the parent's", now() + 5)))
+    assert operations.watcher._connection.sock.fileno() == subscriber
+    operations.wait_for_change(0.1)
+    assert operations.watcher._connection is not None, "the parent's subscription was broken"
+    say("released", int(operations.release(key, "the parent's", now() + 5)))
 
 
-def use(verbs: object, held: str, own: str) -> None:
+def use(operations: object, held: str, own: str) -> None:
     """Each answer is checked: one that was another's would be of another kind, or of another name."""
     from angee_jobs.locks.clock import now
 
     for _ in range(200):
-        assert verbs.acquire(own, own, 60.0, "{}", now() + 5) is not None
-        assert verbs.inspect(own, now() + 5).name == own
-        assert verbs.inspect(held, now() + 5).name == held
-        assert verbs.release(own, own, now() + 5) is True
+        assert operations.acquire(own, own, 60.0, "{}", now() + 5) is not None
+        assert operations.inspect(own, now() + 5).name == own
+        assert operations.inspect(held, now() + 5).name == held
+        assert operations.release(own, own, now() + 5) is True

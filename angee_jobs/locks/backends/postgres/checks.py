@@ -10,7 +10,7 @@ from django.core.checks import Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 
 from ... import clock
-from ..base import VERB_SECONDS
+from ..base import OPERATION_SECONDS
 from .errors import NoAnswer, SessionLost
 from .missing import plain, remedy
 from .session import Session
@@ -35,7 +35,7 @@ def check_postgres(
     """
     if alias not in databases:
         return []
-    deadline = clock.now() + VERB_SECONDS
+    deadline = clock.now() + OPERATION_SECONDS
     try:
         session = Session(alias, deadline)
     except (SessionLost, NoAnswer, ImproperlyConfigured):

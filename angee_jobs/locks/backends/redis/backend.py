@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ... import clock, process
 from ...errors import LockBackendError
 from ...types import Seconds, lease_seconds
-from ..base import VERB_SECONDS, BaseLockBackend, Extension, Grant, Record, owner_digest
+from ..base import OPERATION_SECONDS, BaseLockBackend, Extension, Grant, Record, owner_digest
 from .cache import CacheAlias
 from .connection import Script
 from .pool import Connections
@@ -252,7 +252,7 @@ class RedisLockBackend(BaseLockBackend):
                 return
             most = 2 * most if reply[2] == since else SCAN
             since = reply[2]
-            deadline = max(deadline, clock.now() + VERB_SECONDS)
+            deadline = max(deadline, clock.now() + OPERATION_SECONDS)
 
     def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
         locks, hold = [name.encode() for name in names], self._keys().hold
@@ -269,7 +269,7 @@ class RedisLockBackend(BaseLockBackend):
             if self._number(looked_at) < PAGE:
                 return
             skip += PAGE
-            deadline = max(deadline, clock.now() + VERB_SECONDS)
+            deadline = max(deadline, clock.now() + OPERATION_SECONDS)
 
     def reap(self, grace: float, batch_size: int, deadline: float) -> int:
         removed, at = 0, self._keys()

@@ -177,10 +177,10 @@ class PostgresTableLockBackend(TableLockBackend):
             self._tidy(min(deadline, clock.now() + 1.0))
         return bool(rows)
 
-    def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+    def adopt(self, name: str, owner: str, new_owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         rows = self._rows(
-            sql.ADOPT, name_digest(name), owner_digest(owner), owner_digest(heir), holder, ttl, _row_timeout(deadline),
-            deadline=deadline, owner=owner_digest(heir), again=False,
+            sql.ADOPT, name_digest(name), owner_digest(owner), owner_digest(new_owner), holder, ttl,
+            _row_timeout(deadline), deadline=deadline, owner=owner_digest(new_owner), again=False,
         )  # fmt: skip
         return _grant(rows)
 

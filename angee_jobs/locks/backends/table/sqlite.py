@@ -93,7 +93,7 @@ class SqliteTableLockBackend(TableLockBackend):
         rows = self.file.run(deadline, statement, parameters)
         return rows[0] if rows else None
 
-    # The verbs.
+    # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         rows = self.file.run(deadline, sql.ACQUIRE, (name, owner_digest(owner), holder, ttl))
@@ -126,8 +126,8 @@ class SqliteTableLockBackend(TableLockBackend):
                 self._remove(sql.REMOVE_IDLE, IDLE_SECONDS, 2 * TIDY_EVERY, clock.now())
         return released == 1
 
-    def adopt(self, name: str, owner: str, heir: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        row = self._row(deadline, sql.ADOPT, name, owner_digest(owner), owner_digest(heir), holder, ttl)
+    def adopt(self, name: str, owner: str, new_owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        row = self._row(deadline, sql.ADOPT, name, owner_digest(owner), owner_digest(new_owner), holder, ttl)
         return None if row is None else Grant(row[0], row[1], time.time() + ttl)
 
     def inspect(self, name: str, deadline: float) -> Record | None:
@@ -230,7 +230,7 @@ class SqliteTableLockBackend(TableLockBackend):
         self._stop.put(None)
 
     def close(self) -> None:
-        """Close the file; leases need no connection, and the next verb opens it again.
+        """Close the file; leases need no connection, and the next operation opens it again.
 
         Locks in memory live in the connection: they go when the database's name has changed.
         """

@@ -15,7 +15,7 @@ from django.db import connections
 
 from ... import signals
 from ...api import lock
-from ...backends.base import VERB_SECONDS, BaseLockBackend
+from ...backends.base import OPERATION_SECONDS, BaseLockBackend
 from ...clock import now
 from ...conf import lock_backends
 from ...keys import LockKey
@@ -113,7 +113,7 @@ class ContractCase(_Base):
 
     @property
     def backend(self) -> BaseLockBackend:
-        return lock_backends.verbs(self.alias)
+        return lock_backends.operations(self.alias)
 
     def new_key(self) -> LockKey:
         return LockKey("contract", (self._testMethodName, secrets.token_hex(4)))
@@ -153,7 +153,9 @@ class ContractCase(_Base):
     def patient_look(self) -> contextlib.AbstractContextManager[Any]:
         """Inside the block a refusal finds out who holds the lock however long the storage takes to tell it."""
         real = self.backend.inspect
-        return mock.patch.object(self.backend, "inspect", lambda name, deadline: real(name, deadline + VERB_SECONDS))
+        return mock.patch.object(
+            self.backend, "inspect", lambda name, deadline: real(name, deadline + OPERATION_SECONDS)
+        )
 
     @contextlib.contextmanager
     def calls_of(self, *operations: str) -> Iterator[list[int]]:
@@ -234,6 +236,6 @@ class ContractCase(_Base):
 
     def _local_leftovers(self) -> Iterator[str]:
         if "listing" not in self.strategy.lacks:
-            for record in self.backend.list_held(now() + VERB_SECONDS):
+            for record in self.backend.list_held(now() + OPERATION_SECONDS):
                 if record.name.startswith(f"angee:contract:{self._testMethodName}:"):
                     yield f"{record.name} held by {record.holder}"

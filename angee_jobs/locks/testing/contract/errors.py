@@ -17,7 +17,7 @@ from ...errors import LockBackendError, LockError, LockLostError, LockNotAcquire
 from ...keys import LockKey
 from .base import NOISE, SHORT, ContractCase, eventually
 
-#: What one request may take in these tests, in seconds, instead of the usual VERB_SECONDS.
+#: What one request may take in these tests, in seconds, instead of the usual OPERATION_SECONDS.
 PATIENCE = 1.0
 
 
@@ -33,8 +33,8 @@ class Broken(ContractCase):
         """Shorten deadlines while the storage is in trouble; else it has the usual time, for machines that are busy."""
         with trouble, contextlib.ExitStack() as stack:
             for name, module in list(sys.modules.items()):
-                if name.startswith("angee_jobs.locks.") and hasattr(module, "VERB_SECONDS"):
-                    stack.enter_context(mock.patch.object(module, "VERB_SECONDS", PATIENCE))
+                if name.startswith("angee_jobs.locks.") and hasattr(module, "OPERATION_SECONDS"):
+                    stack.enter_context(mock.patch.object(module, "OPERATION_SECONDS", PATIENCE))
             yield
 
     def test_a_storage_that_cannot_be_reached_is_an_error_and_no_refusal(self) -> None:
@@ -118,11 +118,11 @@ class Broken(ContractCase):
     def test_an_error_is_never_a_refusal_whichever_verb_fails(self) -> None:
         self.needs("verbs")
         error = LockBackendError("away")
-        for verb in ("acquire", "remaining"):
+        for operation in ("acquire", "remaining"):
             with (
-                self.subTest(verb),
+                self.subTest(operation),
                 self.lock(),
-                mock.patch.object(self.backend, verb, side_effect=error),
+                mock.patch.object(self.backend, operation, side_effect=error),
                 self.assertRaises(LockBackendError),
             ):
                 self.lock().acquire(timeout=0.5)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...backends.base import VERB_SECONDS, Extension
+from ...backends.base import OPERATION_SECONDS, Extension
 from ...clock import now
 from ...errors import LockLostError, LockNotAcquiredError
 from ...keys import LockKey, record_lock_key
@@ -175,7 +175,7 @@ class Ownership(ContractCase):
         mine = self.lock()
         mine.acquire()
         stranger = "0" * 32
-        limit = now() + VERB_SECONDS
+        limit = now() + OPERATION_SECONDS
         self.assertIs(self.backend.release(self.key.name, stranger, limit), False)
         self.assertEqual(list(self.backend.extend([Extension(self.key.name, stranger, LONG)], limit)), [])
         self.assert_held()
@@ -188,7 +188,7 @@ class Ownership(ContractCase):
         owner = held.owner_id
         assert owner is not None
         eventually(lambda: not self.backend.is_held(self.key), what="the lease ends")
-        limit = now() + VERB_SECONDS
+        limit = now() + OPERATION_SECONDS
         self.assertEqual(list(self.backend.extend([Extension(self.key.name, owner, LONG)], limit)), [])
         self.assertFalse(self.backend.is_held(self.key))
         self.assertIs(self.backend.release(self.key.name, owner, limit), False)
@@ -256,10 +256,10 @@ class Crash(ContractCase):
         self.assert_held()
         peer.kill()
         killed = now()
-        heir = self.lock(timeout=KEPT + NOISE + 5)
-        self.assertTrue(heir.acquire())
+        new_owner = self.lock(timeout=KEPT + NOISE + 5)
+        self.assertTrue(new_owner.acquire())
         self.assertLess(now() - killed, KEPT + NOISE)
-        heir.release()
+        new_owner.release()
 
     def test_s19_a_waiter_gets_the_lock_of_a_killed_holder(self) -> None:
         peer = self.peer()

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import ClassVar
 
-from ...backends.base import VERB_SECONDS
+from ...backends.base import OPERATION_SECONDS
 from ...clock import now
 from ...keys import LockKey
 from . import tasks
@@ -52,7 +52,7 @@ class Fencing(ContractCase):
         assert late.fencing_token is not None
         self.tokens.append(late.fencing_token)
         eventually(lambda: not self.backend.is_held(self.key))
-        self.backend.reap(0, 1000, now() + VERB_SECONDS)
+        self.backend.reap(0, 1000, now() + OPERATION_SECONDS)
         self.take()
 
     def test_s04_up_over_a_deleted_hold(self) -> None:

@@ -8,7 +8,7 @@ import time
 from datetime import timedelta
 
 from ...api import lock, task_lock
-from ...backends.base import VERB_SECONDS, BaseLockBackend
+from ...backends.base import OPERATION_SECONDS, BaseLockBackend
 from ...clock import now
 from ...errors import LockNotAcquiredError
 from ...operations import (
@@ -149,7 +149,7 @@ class Information(ContractCase):
         token = older.fencing_token
         older.release()
         newer.acquire()
-        self.assertIsNone(self.backend.force_release(self.key.name, now() + VERB_SECONDS, fencing_token=token))
+        self.assertIsNone(self.backend.force_release(self.key.name, now() + OPERATION_SECONDS, fencing_token=token))
         self.assertIs(force_release(self.key, fencing_token=token, backend=self.alias), False)
         self.assert_held()
         self.assertTrue(newer.extend())
@@ -182,7 +182,7 @@ class Information(ContractCase):
         limit = now() + 0.4
         while now() < limit:
             token = tokens[-1]
-            record = self.backend.force_release(self.key.name, now() + VERB_SECONDS, fencing_token=token)
+            record = self.backend.force_release(self.key.name, now() + OPERATION_SECONDS, fencing_token=token)
             if record is not None:
                 self.assertEqual(record.fencing_token, token)
                 freed.add(token)
@@ -193,22 +193,22 @@ class Information(ContractCase):
     def test_what_a_scan_tells_is_what_the_list_tells(self) -> None:
         self.needs("listing")
         fields = ("fencing_token", "holder", "acquired_at")
-        if self.backend.scan_held(fields, now() + VERB_SECONDS) is None:
+        if self.backend.scan_held(fields, now() + OPERATION_SECONDS) is None:
             self.skipTest("the backend has no scan_held()")
         holds = [self.lock(self.new_key(), ttl=5, note="ä") for _ in range(5)]
         for each in holds:
             each.acquire()
         names = {each.key.name for each in holds}
-        listed = {each.name: each for each in self.backend.list_held(now() + VERB_SECONDS) if each.name in names}
+        listed = {each.name: each for each in self.backend.list_held(now() + OPERATION_SECONDS) if each.name in names}
         self.assertEqual(listed.keys(), names)
         for wanted in (fields, ("holder",), ()):
-            scan = self.backend.scan_held(wanted, now() + VERB_SECONDS)
+            scan = self.backend.scan_held(wanted, now() + OPERATION_SECONDS)
             assert scan is not None
             rows = {row[0]: row[1:] for rows in scan for row in rows if row[0] in names}
             expected = {name: tuple(getattr(each, field) for field in wanted) for name, each in listed.items()}
             self.assertEqual(rows, expected)
         holds[0].release()
-        found = self.backend.inspect_many([*names, self.new_key().name], now() + VERB_SECONDS)
+        found = self.backend.inspect_many([*names, self.new_key().name], now() + OPERATION_SECONDS)
         self.assertEqual({each.name for each in found}, names - {holds[0].key.name})
         for record in found:
             self.assertEqual(record.fencing_token, listed[record.name].fencing_token)

@@ -88,20 +88,20 @@ class Loss(ContractCase):
         self.needs("verbs")
 
         def late(real: Any) -> Any:
-            def verb(*args: Any) -> Any:
+            def operation(*args: Any) -> Any:
                 answer = real(*args)
                 time.sleep(0.2)
                 return answer
 
-            return verb
+            return operation
 
-        for verb in ("acquire", "extend"):
+        for operation in ("acquire", "extend"):
             held = self.lock(self.new_key(), ttl=KEPT)
-            with mock.patch.object(self.backend, verb, late(getattr(self.backend, verb))):
+            with mock.patch.object(self.backend, operation, late(getattr(self.backend, operation))):
                 self.assertTrue(held.acquire())
-                self.assertTrue(verb == "acquire" or held.extend())
+                self.assertTrue(operation == "acquire" or held.extend())
             eventually(lambda: not self.backend.is_held(held.key))  # noqa: B023
-            self.assertTrue(held.lost, f"by the answer of {verb}() it is still held")
+            self.assertTrue(held.lost, f"by the answer of {operation}() it is still held")
 
     def test_the_signal_says_what_was_lost(self) -> None:
         with self.hear("lock_lost") as heard:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import ClassVar
 
-from ...backends.base import VERB_SECONDS
+from ...backends.base import OPERATION_SECONDS
 from ...clock import now
 from ...operations import (
     reap_expired_locks,
@@ -46,7 +46,7 @@ class Reaping(ContractCase):
 
         def reap() -> int:
             start.wait(10)
-            return sum(self.backend.reap(0, 7, now() + VERB_SECONDS) for _ in range(12))
+            return sum(self.backend.reap(0, 7, now() + OPERATION_SECONDS) for _ in range(12))
 
         counts = [thread.result() for thread in [self.in_background(reap) for _ in range(4)]]
         self.assertEqual(sum(counts), 40, counts)
@@ -88,7 +88,7 @@ class Reaping(ContractCase):
 
     def test_the_list_of_what_a_reap_would_remove(self) -> None:
         self.expired(2)
-        limit = now() + VERB_SECONDS
+        limit = now() + OPERATION_SECONDS
         self.assertEqual(len(list(self.backend.list_expired(0, limit))), 2)
         self.assertEqual(len(list(self.backend.list_expired(3600, limit))), 0)
         self.assertEqual(self.backend.reap(0, 1, limit), 1)

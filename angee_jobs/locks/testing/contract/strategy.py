@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, NoReturn
 
-from ...backends.base import VERB_SECONDS
+from ...backends.base import OPERATION_SECONDS
 from ...clock import now
 from ...conf import lock_backends
 from ...keys import LockKey
@@ -70,8 +70,8 @@ class Strategy:
 
     def delete_hold(self, key: LockKey) -> None:
         """Remove the live hold of ``key`` at the storage, without its holder being told."""
-        backend = lock_backends.verbs(self.alias)
-        if backend.force_release(key.name, now() + VERB_SECONDS) is None:
+        backend = lock_backends.operations(self.alias)
+        if backend.force_release(key.name, now() + OPERATION_SECONDS) is None:
             raise AssertionError(f"There is no hold of {key.name} to delete")
 
     def empty(self) -> None:

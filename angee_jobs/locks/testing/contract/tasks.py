@@ -139,7 +139,7 @@ def read_clock() -> float:
 
 def fail_to_release(alias: str, name: str) -> None:
     """Make every release of this lock fail in this process from now on."""
-    backend = lock_backends.verbs(alias)
+    backend = lock_backends.operations(alias)
     real = backend.release
 
     def release(asked: str, owner: str, deadline: float) -> bool:
@@ -162,7 +162,7 @@ def strike_when_waiting(key: LockKey, alias: str) -> None:
     """Raise :class:`Struck` in the main thread as soon as it waits for the lock."""
     previous = signal.signal(signal.SIGUSR1, _strike)
     _undo.append(lambda: signal.signal(signal.SIGUSR1, previous))
-    backend, waits = lock_backends.verbs(alias), threading.Event()
+    backend, waits = lock_backends.operations(alias), threading.Event()
     real = backend.remaining
 
     def remaining(name: str, deadline: float) -> float | None:
@@ -234,7 +234,7 @@ def fork_inside_a_block(key: LockKey, other: LockKey, ttl: float, **options: Any
     """Fork inside a block, for longer than its ttl; what the child and the parent saw."""
     seen: dict[str, Any] = {}
     with lock(key, ttl=ttl, **options) as held:
-        mine = lock_backends.verbs(options["backend"])
+        mine = lock_backends.operations(options["backend"])
         reader, writer = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -245,7 +245,7 @@ def fork_inside_a_block(key: LockKey, other: LockKey, ttl: float, **options: Any
                 report["held"] = held.held
                 report["released"] = held.release()
                 report["extended"] = held.extend()
-                report["same instance"] = lock_backends.verbs(options["backend"]) is mine
+                report["same instance"] = lock_backends.operations(options["backend"]) is mine
                 report["second hold of the parent's key"] = lock(key, ttl=ttl, **options).acquire()
                 with lock(other, ttl=ttl, timeout=10, **options) as own:
                     time.sleep(ttl * 1.1)

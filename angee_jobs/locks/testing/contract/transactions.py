@@ -9,7 +9,7 @@ from typing import Any
 from django.db import close_old_connections, connections, transaction
 
 from ...api import lock, locked, task_lock
-from ...backends.base import VERB_SECONDS
+from ...backends.base import OPERATION_SECONDS
 from ...clock import now
 from ...errors import LockNotAcquiredError
 from ...keys import LockKey
@@ -268,5 +268,5 @@ class Transactions(TransactionCase):
         with transaction.atomic(using):
             with self.lock():
                 pass
-            self.assertIsNotNone(self.backend.inspect(self.key.name, now() + VERB_SECONDS))
-        self.assertIsNone(self.backend.inspect(self.key.name, now() + VERB_SECONDS))
+            self.assertIsNotNone(self.backend.inspect(self.key.name, now() + OPERATION_SECONDS))
+        self.assertIsNone(self.backend.inspect(self.key.name, now() + OPERATION_SECONDS))
