@@ -270,7 +270,7 @@ def test_a_lost_lock_stops_the_program() -> None:
         assert force_release("job")
         command.says("bye")
         assert command.wait() == 76
-        assert "ended before it was released" in command.errors()
+        assert "was lost before it was released" in command.errors()
 
 
 @pytest.mark.once

@@ -11,7 +11,7 @@ PACKAGE = str(Path(angee_jobs.locks.__file__).parent)
 
 
 def path_of(use):
-    """The files of this package whose functions are called, in order."""
+    """The files of this package whose functions are called when the block is entered, in order."""
     files = []
 
     def note(frame, event, arg):
@@ -20,7 +20,8 @@ def path_of(use):
 
     sys.setprofile(note)
     try:
-        use()
+        with use:
+            sys.setprofile(None)
     finally:
         sys.setprofile(None)
     return files
@@ -31,8 +32,7 @@ def test_entering_a_block_changes_file_a_few_times():
     for _ in range(3):  # the thread is running, the backend known
         with mine:
             pass
-    entered = path_of(mine.__enter__)
-    mine.release()
+    entered = path_of(mine)
     changes = sum(1 for one, other in itertools.pairwise(entered) if one != other)
     assert changes <= 12, entered
     assert len(entered) <= 30, entered

@@ -7,6 +7,7 @@ import functools
 import importlib
 import inspect
 import pkgutil
+import re
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,7 +61,11 @@ def reads(module: types.ModuleType, name: str) -> bool:
     if any(isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load) for n in ast.walk(tree)):
         return True
     last = module.__name__.rpartition(".")[2]
-    return any(f"{last}.{name}" in text for text in package())
+    return any(
+        f"{alias}.{name}" in text
+        for text in package()
+        for alias in [last, *re.findall(rf"import {last} as (\w+)", text)]
+    )
 
 
 @functools.cache

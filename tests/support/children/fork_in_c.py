@@ -1,6 +1,7 @@
 """A server that forks in C, of which Python is told nothing: its children use the locks of the master."""
 
 import ctypes
+import faulthandler
 import os
 import time
 import traceback
@@ -10,6 +11,7 @@ from tests.support.children import hear, say
 
 
 def child(number: int, backend: str, shared) -> None:
+    faulthandler.dump_traceback_later(25, exit=True)
     for _ in range(10):
         with shared as held:
             say("in", number)
@@ -33,6 +35,9 @@ def main(backend: str) -> None:
         pass
     parents = lock("parents", ttl=60, backend=backend)
     assert parents.acquire()
+    # A fork in C while another thread takes the interpreter's own lock hangs the child, with or without us. The thread
+    # that watches the holds has had its look after this, and sleeps.
+    time.sleep(1)
     for number in (1, 2):
         if ctypes.PyDLL(None).fork() == 0:
             try:
