@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast
 
-from .block import Entrance, aenter_task_lock, aexit_of_statement, enter_task_lock, exit_of_statement
+from .block import Entrance, aenter, aexit_of_statement, enter, exit_of_statement
 from .errors import LockLostError
 from .hold import OwnerId
 from .keys import LockKey, as_lock_key
@@ -86,8 +86,13 @@ class task_lock:
         async def __aexit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None: ...
 
     else:
-        __enter__, __exit__ = enter_task_lock, exit_of_statement
-        __aenter__, __aexit__ = aenter_task_lock, aexit_of_statement
+        __exit__, __aexit__ = exit_of_statement, aexit_of_statement
+
+        def __enter__(self):
+            return enter(self, raises=False)
+
+        def __aenter__(self):
+            return aenter(self, raises=False)
 
 
 def _body(function: Any) -> Any:

@@ -256,46 +256,26 @@ aexit_of_statement = Exit(_aleave, _aleave_of_class)
 # call and the caller's own try there is an instruction at which a signal can strike.
 
 
-def enter_lock(lock: Any) -> Any:
-    """``Lock.__enter__``: a lock that speaks for the hold of this block and no other."""
-    entry = lock._entrance.opened()
+def enter(form: Any, raises: bool = True) -> Any:
+    """``Lock.__enter__``: a lock that speaks for the hold of this block. For ``task_lock``, whether it was acquired."""
+    entry = form._entrance.opened()
     try:
-        entry.enter(lock._entrance, True)
-        return _lock_of(lock, entry)
+        acquired = entry.enter(form._entrance, raises)
+        return _lock_of(form, entry) if raises else acquired
     except BaseException:
         entry.abandon()
         raise
 
 
-def enter_task_lock(form: Any) -> bool:
-    entry: Entry = form._entrance.opened()
+def aenter(form: Any, raises: bool = True) -> Coroutine[Any, Any, Any]:
+    """:func:`enter` for ``async with``; a plain function, so that the entry is made with the statement."""
+    return _aenter(form, form._entrance.opened(), raises)
+
+
+async def _aenter(form: Any, entry: Entry, raises: bool) -> Any:
     try:
-        return entry.enter(form._entrance, False)
-    except BaseException:
-        entry.abandon()
-        raise
-
-
-def aenter_lock(lock: Any) -> Coroutine[Any, Any, Any]:
-    return _aenter_lock(lock, lock._entrance.opened())
-
-
-async def _aenter_lock(lock: Any, entry: Entry) -> Any:
-    try:
-        await entry.aenter(lock._entrance, True)
-        return _lock_of(lock, entry)
-    except BaseException:
-        entry.abandon()
-        raise
-
-
-def aenter_task_lock(form: Any) -> Coroutine[Any, Any, bool]:
-    return _aenter_task_lock(form, form._entrance.opened())
-
-
-async def _aenter_task_lock(form: Any, entry: Entry) -> bool:
-    try:
-        return await entry.aenter(form._entrance, False)
+        acquired = await entry.aenter(form._entrance, raises)
+        return _lock_of(form, entry) if raises else acquired
     except BaseException:
         entry.abandon()
         raise

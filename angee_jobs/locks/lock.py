@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 from . import clock
 from .acquiring import acquire, adopt, detach, extend, release
 from .backends.base import OPERATION_SECONDS, BaseLockBackend
-from .block import Entrance, Entry, aenter_lock, aexit_of_statement, enter_lock, exit_of_statement
+from .block import Entrance, Entry, aenter, aexit_of_statement, enter, exit_of_statement
 from .concurrency import Call, Operations, TaskWaker, ThreadWaker, arun, run
 from .errors import LockLostError, lost_error
 from .guard import GUARD_SECONDS, guard
@@ -58,8 +58,8 @@ class Lock:
         async def __aexit__(self, exc_type: object, exc: BaseException | None, traceback: object) -> None: ...
 
     else:
-        __enter__, __exit__ = enter_lock, exit_of_statement
-        __aenter__, __aexit__ = aenter_lock, aexit_of_statement
+        __enter__, __exit__ = enter, exit_of_statement
+        __aenter__, __aexit__ = aenter, aexit_of_statement
 
     # Acquiring and releasing without a block.
 

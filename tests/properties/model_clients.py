@@ -1,17 +1,27 @@
 """The clients of the model-based tests (tests/properties/model.py): four kinds that lock in their own ways.
 
-Whatever its kind, a client has one :class:`Lock` for each key and the same few operations. It runs in the calling
-thread, in a thread of its own, as coroutines, or in another process.
+Whatever its kind, a client has one :class:`Lock` for each key, which some of them share, and the same few operations.
+It runs in the calling thread, in a thread of its own, as coroutines, or in another process.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from angee_jobs.locks import Lock, LockKey, attach_lock, clock, held_locks, lock
+from angee_jobs.locks import (
+    Lock,
+    LockKey,
+    LockLostError,
+    LockNotAcquiredError,
+    attach_lock,
+    clock,
+    held_locks,
+    lock,
+)
 from angee_jobs.locks.testing.contract.peers import Peer
 
 #: A lease that nothing renews or ends during a test, in seconds.
@@ -99,7 +109,27 @@ class Client:
         """Nobody needs this client any more."""
 
 
-class InThread(Client):
+_shared: dict[tuple[str, LockKey, float | None], Lock] = {}
+
+
+class Sharing(Client):
+    """Enters a lock object that other clients use too, and keeps what that yields."""
+
+    def shared(self, key: LockKey, wait: float | None) -> Lock:
+        return _shared.setdefault((self.alias, key, wait), lock(key, ttl=LONG, timeout=wait, backend=self.alias))
+
+    def leave(self, key: LockKey) -> None:
+        held = self.locks[key]
+        with contextlib.suppress(LockLostError):
+            held.__exit__(None, None, None)
+
+    def drop(self, key: LockKey) -> None:
+        if key in self.locks:
+            self.leave(key)
+        super().drop(key)
+
+
+class InThread(Sharing):
     """In a thread of its own: no lock belongs to the thread that took it."""
 
     def __init__(self, alias: str) -> None:
@@ -110,16 +140,22 @@ class InThread(Client):
         self._thread.shutdown()
 
     def acquire(self, key: LockKey, wait: float | None = None) -> int | None:
-        return self._thread.submit(super().acquire, key, wait).result()
+        try:
+            self.locks[key] = self._thread.submit(self.shared(key, wait).__enter__).result()
+        except LockNotAcquiredError:
+            return None
+        return self.locks[key].fencing_token
 
     def release(self, key: LockKey) -> bool:
-        return self._thread.submit(super().release, key).result()
+        released = self._thread.submit(super().release, key).result()
+        self._thread.submit(self.leave, key).result()
+        return released
 
     def extend(self, key: LockKey) -> bool:
         return self._thread.submit(super().extend, key).result()
 
 
-class InTask(Client):
+class InTask(Sharing):
     """As coroutines on an event loop."""
 
     def __init__(self, alias: str) -> None:
@@ -132,11 +168,19 @@ class InTask(Client):
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def acquire(self, key: LockKey, wait: float | None = None) -> int | None:
-        mine = self.lock(key)
-        return mine.fencing_token if self._run(mine.aacquire(wait)) else None
+        async def enter() -> Lock:
+            return await self.shared(key, wait).__aenter__()
+
+        try:
+            self.locks[key] = self._run(enter())
+        except LockNotAcquiredError:
+            return None
+        return self.locks[key].fencing_token
 
     def release(self, key: LockKey) -> bool:
-        return self._run(self.lock(key).arelease())
+        released = self._run(self.lock(key).arelease())
+        self.leave(key)
+        return released
 
     def extend(self, key: LockKey) -> bool:
         return self._run(self.lock(key).aextend(LONG))
