@@ -33,7 +33,7 @@ from tests.docs.docpages import PAGES, ROOT, Block, blocks
 LOCAL = {"BACKEND": "angee_jobs.locks.LocalLockBackend"}
 #: Where a page's own test runs its examples.
 TESTED_ELSEWHERE = {"tutorial.md": "test_tutorial", "operations.md": "test_signals_recipes"}
-HOW_TOS = [page for page in PAGES if page.parent.name == "howto" and page.stem != "celery"]
+HOW_TOS = [page for page in PAGES if page.parent.name == "howto"]
 #: Examples for programs that the tests of those pages' integrations run.
 ONLY_COMPILED = {"celery.md", "django-tasks.md", "handoff.md", "rq-dramatiq-huey.md"}
 

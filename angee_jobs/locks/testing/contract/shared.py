@@ -143,9 +143,11 @@ class SharedObject(ContractCase):
         self.needs("verbs", "listing")
         shared = self.lock()
         lost, taken, done = threading.Event(), threading.Event(), threading.Event()
+        firsts: list[Lock] = []
 
         def first() -> None:
             with self.assertRaises(LockLostError), shared as held:
+                firsts.append(held)
                 token = held.fencing_token
                 lost.set()
                 self.assertTrue(taken.wait(20))
@@ -169,6 +171,9 @@ class SharedObject(ContractCase):
                 self.assertFalse(mine.lost)
                 mine.check()
             self.assert_held()
+            # A helper thread of a body asks what it was given.
+            for mine, holds in ((firsts[0], False), (held, True)):
+                self.assertIs(self.in_background(lambda mine=mine: mine.held).result(), holds)
             thread.result()
             held.check()
             self.assert_held()
