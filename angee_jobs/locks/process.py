@@ -123,7 +123,11 @@ def start_thread(run: Callable[[], object], name: str) -> bool:
 
     def named() -> None:
         threading.current_thread().name = name
-        run()
+        try:
+            run()
+        finally:
+            # Python before 3.13 keeps what current_thread() makes for a thread that threading did not start.
+            getattr(threading, "_active", {}).pop(threading.get_ident(), None)
 
     try:
         _thread.start_new_thread(named, ())

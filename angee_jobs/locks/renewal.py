@@ -169,7 +169,8 @@ class Renewer:
     def _abandon(self, hold: Hold, by: Callable[[float], object] | None) -> None:
         if not hold.foreign:
             if by is None:
-                self.end(hold, State.RELEASED)
+                hold.end(State.RELEASED)
+                self.holds.pop(hold, None)  # also one whose end was struck in the middle
             self._abandoned.append(_Abandoned(hold, by))
 
     def round(self) -> float:
@@ -177,7 +178,9 @@ class Renewer:
         now = clock.now()
         due: dict[BaseLockBackend, list[Hold]] = {}
         for hold in list(self.holds):
-            if now >= hold.latest_end or now >= hold.deadline:
+            if hold.ended:
+                self.holds.pop(hold, None)
+            elif now >= hold.latest_end or now >= hold.deadline:
                 self.expire(hold)
             elif now >= hold.renew_at:
                 due.setdefault(hold.backend, [])

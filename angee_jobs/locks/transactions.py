@@ -59,12 +59,13 @@ class Transaction:
 
     def watch(self, deferred: DeferredRelease) -> None:
         if not self.in_test_case:
-            hook = _Hook(self, deferred)
-            self._hook = background.when_dropped(hook, deferred.look)
-            self.connection.on_commit(hook, robust=True)
 
-    def committed(self) -> None:
-        self._hook = None
+            def release_lock() -> None:
+                self._hook = None
+                deferred.finish(clock.now() + OPERATION_SECONDS)
+
+            self._hook = background.when_dropped(release_lock, deferred.look)
+            self.connection.on_commit(release_lock, robust=True)
 
     def same_as(self, other: Transaction) -> bool:
         return self.connection is other.connection and self.outermost is other.outermost
@@ -79,20 +80,6 @@ class Transaction:
             return self.outermost not in list(self.connection.atomic_blocks)
         hook = self._hook() if self._hook is not None else None
         return hook is None or not any(entry[1] is hook for entry in list(self.connection.run_on_commit))
-
-
-class _Hook:
-    """What is registered with ``on_commit``."""
-
-    __slots__ = ("__weakref__", "_deferred", "_transaction")
-
-    def __init__(self, transaction: Transaction, deferred: DeferredRelease) -> None:
-        self._transaction = transaction
-        self._deferred = deferred
-
-    def __call__(self) -> None:
-        self._transaction.committed()
-        self._deferred.finish(clock.now() + OPERATION_SECONDS)
 
 
 class DeferredRelease:

@@ -20,14 +20,19 @@ from angee_jobs.locks.backends.table import TableLockBackend
 from angee_jobs.locks.backends.table import postgres_sql as table_sql
 from tests.conftest import TEST_DIR, migrate
 from tests.support.pg_helpers import alias_with, in_production, within
-from tests.support.servers import PostgresServer, free_port
+from tests.support.servers import PostgresServer, free_port, require
 
 __all__ = ["in_production"]
 
 NAME = "angee:name:notify"
 _owners = map("owner-{}".format, itertools.count())
 
-pytestmark = pytest.mark.usefixtures("in_production")
+pytestmark = pytest.mark.usefixtures("needs_postgres", "in_production")
+
+
+@pytest.fixture
+def needs_postgres():
+    require(PostgresServer.unavailable())
 
 
 @pytest.fixture(params=[TableLockBackend, PostgresAdvisoryLockBackend])
@@ -52,6 +57,7 @@ def made(backend_class, alias):
 @pytest.fixture(scope="module")
 def full(databases):
     """The alias of a server whose queue of notifications is full, and stays so."""
+    require(PostgresServer.unavailable())
 
     import psycopg
 

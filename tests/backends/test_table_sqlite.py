@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -218,17 +219,19 @@ def test_tokens_rise_over_files_that_were_deleted_or_put_back_from_a_copy(make, 
     backend.close()
     copies = {suffix: (tmp_path / f"copy{suffix}") for suffix in ("", "-wal", "-shm")}
     for suffix, copy in copies.items():
-        shutil.copyfile(backend.path() + suffix, copy)
+        with contextlib.suppress(FileNotFoundError):  # Python 3.11: the last to close takes the log away
+            shutil.copyfile(backend.path() + suffix, copy)
     for _ in range(3):
         for suffix in copies:
-            os.unlink(backend.path() + suffix)
+            Path(backend.path() + suffix).unlink(missing_ok=True)
         tokens.append(acquire(backend).fencing_token)
         assert backend.release(NAME, "owner", within())
         tokens.append(acquire(backend).fencing_token)
         backend.close()
         for suffix, copy in copies.items():
-            os.unlink(backend.path() + suffix)
-            shutil.copyfile(copy, backend.path() + suffix)
+            Path(backend.path() + suffix).unlink(missing_ok=True)
+            if copy.exists():
+                shutil.copyfile(copy, backend.path() + suffix)
         assert backend.force_release(NAME, within())
         tokens.append(acquire(backend).fencing_token)
     assert tokens == sorted(set(tokens))

@@ -15,14 +15,19 @@ from angee_jobs.locks.lock import Lock
 from tests.conftest import migrate
 from tests.support.pg_helpers import alias_with, give_up, in_production, in_threads, within
 from tests.support.procs import faketime
-from tests.support.servers import PostgresServer, free_port, postgres_programs
+from tests.support.servers import PostgresServer, free_port, postgres_programs, require
 
 __all__ = ["in_production"]
 
 NAME = "angee:name:tokens"
 _owners = map("owner-{}".format, itertools.count())
 
-pytestmark = pytest.mark.usefixtures("in_production")
+pytestmark = pytest.mark.usefixtures("needs_postgres", "in_production")
+
+
+@pytest.fixture
+def needs_postgres():
+    require(PostgresServer.unavailable())
 
 
 @pytest.fixture(params=[TableLockBackend, PostgresAdvisoryLockBackend])

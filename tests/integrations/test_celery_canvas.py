@@ -5,6 +5,9 @@ duplicate fails, and what follows it does as after any failure; without, it succ
 """
 
 import pytest
+
+pytest.importorskip("celery")
+
 from celery import chain, chord, group
 from celery.exceptions import ChordError
 

@@ -2,6 +2,7 @@
 
 import functools
 
+import django
 import pytest
 
 from angee_jobs.locks.misuse import check_function
@@ -17,8 +18,15 @@ def locked(request):
         require(missing_packages("celery"))
         from angee_jobs.integrations.celery import locked
     else:
+        need_tasks()
         from angee_jobs.integrations.django_tasks import locked
     return locked
+
+
+def need_tasks():
+    """Django's own tasks, or the backport."""
+    if django.VERSION < (6, 0):
+        require(missing_packages("django_tasks"))
 
 
 @pytest.fixture(params=["celery", "django_tasks"])
@@ -29,6 +37,7 @@ def task(request):
         from celery import Celery
 
         return Celery("decorators", set_as_current=False).task
+    need_tasks()
     try:
         from django.tasks import task
     except ImportError:  # before Django 6.0

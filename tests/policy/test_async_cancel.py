@@ -82,7 +82,7 @@ def test_cancelled_at_random_instants(alias, contended):
     nothing_left(key, alias)
 
 
-@pytest.mark.parametrize("verb", ["acquire", "release"])
+@pytest.mark.parametrize("operation", ["acquire", "release"])
 def test_cancelled_while_a_verb_is_under_way(alias, operation):
     """The storage grants (or frees) the lock after the caller has gone."""
     key = new_key()

@@ -20,6 +20,8 @@ from angee_jobs.locks import Lock, lock, lock_info, task_lock
 from angee_jobs.locks.renewal import renewer
 from tests.support.servers import eventually
 
+# What is struck while it is dropped, such as a generator, is only told.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 PACKAGE = str(Path(angee_jobs.locks.__file__).parent)
 
 

@@ -85,8 +85,8 @@ def interrupted_after(seconds: float, handler: Callable[[], object] | None = Non
     def strike(signum: int, frame: object) -> None:
         if handler is not None:
             handler()
-        elif frame is not None and "hypothesis" in frame.f_code.co_filename:
-            # It listens to the garbage collector, and what is raised there is dropped.
+        elif frame is not None and ("hypothesis" in frame.f_code.co_filename or frame.f_code.co_name == "__del__"):
+            # What is raised in what the garbage collector calls is dropped, and hypothesis listens to that.
             signal.setitimer(signal.ITIMER_REAL, 0.0001)
         else:
             raise Interrupt
