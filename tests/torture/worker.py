@@ -20,6 +20,8 @@ from tests.torture.log import Log, now
 KEYS = ("a", "b", "c")
 #: How long the workers wait for a lock, in seconds; None: not at all.
 WAITS = (None, 0.5, 2.0, 4.0)
+#: Of objects that its threads share: mostly short, since what goes wrong there does so when one of them is refused.
+SHARED_WAITS = (None, None, 0.5)
 #: How many threads a worker has: one of these.
 THREADS = (1, 2, 3)
 #: How often a worker looks whether it still has its lock, in seconds.
@@ -144,9 +146,11 @@ class Fighter:
         self.n += 1
         wait = self.random.choice(WAITS)
         key = key_of(self.backend, self.random.choice(self.keys))
-        mine = lock(key, timeout=wait, backend=self.backend)
-        if self.random.random() < SHARED:
-            mine, wait = self.worker.shared.setdefault(key, (mine, wait))
+        if self.random.random() < SHARED or self.backend == "refused_frees_anothers":
+            wait = self.random.choice(SHARED_WAITS)
+            mine, wait = self.worker.shared.setdefault(key, (lock(key, timeout=wait, backend=self.backend), wait))
+        else:
+            mine = lock(key, timeout=wait, backend=self.backend)
         self.log.write("try", n=self.n, key=mine.name, wait=wait)
         return mine
 
