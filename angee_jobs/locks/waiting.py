@@ -103,7 +103,8 @@ class Waiters:
                 return
             # Each step may be the last one before an exception strikes; then this is called again, and does the rest.
             self._remove(name, queue, waker)
-            if not queue.wakers:
+            # A waiter that was passed over still has its position, and joins again.
+            if len(queue.positions) == 1:
                 self.queues.pop(name, None)
                 if not self.queues:
                     _waiting.pop(self, None)

@@ -77,3 +77,32 @@ def test_a_free_lock_is_had_beside_a_waiter_that_does_not_answer(how):
     assert mine.release()
     blocked.set()
     thread.join(40)
+
+
+def test_a_waiter_that_was_passed_over_joins_again():
+    """Seen: its queue was gone when its loop went on, and it was refused a free lock at the end of its time."""
+    holder = lock("passed-over", backend="local")
+    assert holder.acquire()
+    blocked, waited = threading.Event(), []
+
+    async def wait():
+        started = clock.now()
+        async with lock("passed-over", timeout=30, backend="local"):
+            waited.append(clock.now() - started)
+
+    async def main():
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0.3)
+        blocked.set()
+        time.sleep(4)  # noqa: ASYNC251  that is what blocks the loop
+        await task
+
+    thread = threading.Thread(target=lambda: asyncio.run(main()), daemon=True)
+    thread.start()
+    assert blocked.wait(10)
+    assert holder.release()
+    with lock("passed-over", timeout=20, backend="local"):
+        pass
+    thread.join(40)
+    assert waited, "refused"
+    assert waited[0] < 15
