@@ -157,11 +157,6 @@ class Hold:
         if not self.live:
             raise lost_error(self.name)
 
-    @property
-    def due(self) -> float:
-        """When the background thread has to look at this hold next."""
-        return min(self.renew_at, self.deadline, self.latest_end)
-
     def next_ttl(self) -> float:
         """For how long to extend the lease now: never beyond the moment when it must end."""
         return self.ttl if self.latest_end == math.inf else min(self.ttl, max(self.latest_end - clock.now(), 0.001))

@@ -48,8 +48,7 @@ FAIR_CHANCE_SECONDS = 0.25
 class Position:
     """A waiter's position in its queue: it leaves when this is dropped, as an exception can strike anywhere."""
 
-    __slots__ = ("__weakref__", "left")
-    left: Finalizer
+    __slots__ = ("__weakref__",)
 
 
 class WaitQueue:
