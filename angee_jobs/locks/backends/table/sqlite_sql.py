@@ -91,7 +91,7 @@ def begin_boot(connection: sqlite3.Connection) -> None:
     """
     boot = _boot()
     if HAS_CLOCK and (not boot or boot != connection.execute("SELECT id FROM boot").fetchone()[0]):
-        connection.execute("UPDATE lock SET renewed = ?1, expires = ?1 WHERE renewed > ?1", [now()])
+        Statement("UPDATE lock SET renewed = ?1, expires = ?1 WHERE renewed > ?1")(connection, ())
         if boot:
             connection.execute("UPDATE boot SET id = ?", [boot])
 
