@@ -14,7 +14,7 @@ from collections.abc import Callable
 from django.core.exceptions import ImproperlyConfigured, SynchronousOnlyOperation
 
 from . import clock, signals
-from .backends.base import OPERATION_SECONDS, BaseLockBackend, Extension, Grant
+from .backends.base import OPERATION_SECONDS, SHARED, BaseLockBackend, Extension, Grant, places_of
 from .backends.third_party import HandleBackend
 from .background import background
 from .concurrency import Call, Operations, Sleep, ThreadWaker, Waker
@@ -23,7 +23,7 @@ from .hold import Hold, State, new_owner_id
 from .holder import describe_holder, describes_this_thread
 from .options import LockOptions
 from .renewal import renewer
-from .transactions import deferred_releases
+from .transactions import deferred_of, deferred_releases
 from .types import LockInfo, printable
 from .waiting import wait_for_turn, waiters_of
 
@@ -35,12 +35,23 @@ HANDLE_POLL_SECONDS = 0.05
 LOOK_SECONDS, LOOK_AFTER_WAIT_SECONDS = 1.0, 0.2
 
 
-def leases_only(backend: BaseLockBackend, what: str) -> None:
+def needs_lease(backend: BaseLockBackend, what: str) -> None:
     """ImproperlyConfigured if ``backend`` holds by connections, where ``what`` cannot be done."""
     if not backend.leases:
         raise ImproperlyConfigured(
             f"{what} needs a lease, and the locks of {backend.alias!r} ({type(backend).__name__}) live and die with "
             f"a connection of this process. Use backend= with an alias of TableLockBackend or RedisLockBackend."
+        )
+
+
+def needs_places(backend: BaseLockBackend, places: int) -> None:
+    """ImproperlyConfigured if ``backend`` cannot share a key so: it would exclude more, or less, than is asked."""
+    if places > backend.most_places or not backend.most_places:
+        what = "shared=True" if places == SHARED else f"slots={places}"
+        most = f" more than {backend.most_places} holders" if backend.most_places else ""
+        raise ImproperlyConfigured(
+            f"{what} needs a backend that lets several holders in, and {backend.alias!r} ({type(backend).__name__}) "
+            f"does not{most}."
         )
 
 
@@ -55,7 +66,7 @@ def acquire(
 ) -> Operations[bool]:
     """Whether ``hold`` was granted within ``wait`` seconds; LockNotAcquiredError instead of False if ``raises``."""
     backend, name = hold.backend, hold.name
-    holder = describe_holder(options.note, hold.ttl if backend.leases else None)
+    holder = describe_holder(options.note, hold.ttl if backend.leases else None, hold.places)
     began = hold.started = clock.now()
 
     def attempt(deadline: float, *, as_waiter: bool = False) -> Grant | None:
@@ -68,10 +79,10 @@ def acquire(
         grant: Grant | None = None
         waits = bool(wait)
         # Asked before the attempt: one that is being released meanwhile may be gone after it.
-        kept = deferred_releases.get((backend, name)) if deferred_releases else None
+        kept = deferred_of(backend, name, hold.places) if deferred_releases else []
         if isinstance(backend, HandleBackend):
-            if kept is not None:
-                yield Call(kept.finish, limit)
+            for each in kept:
+                yield Call(each.finish, limit)
             grant = yield from _acquire_handle(backend, hold, wait, make_waker())
             waits = False
         elif not waits or backend.waiters is None or name not in waiters_of(backend).queues:
@@ -79,8 +90,9 @@ def acquire(
             first = Call(backend.acquire, name, hold.owner, hold.ttl, holder, limit)
             first.hold = hold
             grant = yield first
-            if grant is None and kept is not None:
-                yield Call(kept.finish, limit)  # its transaction may have ended unnoticed
+            if grant is None and kept:
+                for each in kept:
+                    yield Call(each.finish, limit)  # its transaction may have ended unnoticed
                 grant = yield Call.of(hold, attempt, limit)
         if grant is None and waits:
             assert wait is not None
@@ -161,11 +173,12 @@ def _look_up(backend: BaseLockBackend, name: str, seconds: float) -> Operations[
 
 def adopt(hold: Hold, owner: str, note: str) -> Operations[None]:
     """Let ``hold`` take the place of the detached one of ``owner``; LockLostError if that is gone."""
-    leases_only(hold.backend, "attach_lock()")
+    needs_lease(hold.backend, "attach_lock()")
     try:
+        hold.share_as(places_of(owner))
         hold.started = clock.now()
         limit = hold.started + OPERATION_SECONDS
-        holder = describe_holder(note, hold.ttl)
+        holder = describe_holder(note, hold.ttl, hold.places)
         grant: Grant | None = yield Call.of(
             hold, hold.backend.adopt, hold.name, owner, hold.owner, hold.ttl, holder, limit
         )
@@ -184,13 +197,13 @@ def adopt(hold: Hold, owner: str, note: str) -> Operations[None]:
 
 def detach(hold: Hold, ttl: float | None, note: str) -> Operations[str]:
     """The owner id of the hold's new owner, which no process has yet."""
-    leases_only(hold.backend, "detach()")
-    new_owner, length = new_owner_id(), ttl or hold.ttl
+    needs_lease(hold.backend, "detach()")
+    new_owner, length = new_owner_id(hold.places), ttl or hold.ttl
     try:
         if not renewer.end(hold, State.DETACHED):
             raise lost_error(hold.name)
         limit = min(clock.now() + OPERATION_SECONDS, hold.deadline)
-        holder = describe_holder(note, length)
+        holder = describe_holder(note, length, hold.places)
         grant: Grant | None = yield Call.of(
             hold, hold.backend.adopt, hold.name, hold.owner, new_owner, length, holder, limit
         )

@@ -16,8 +16,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from . import process
-from .acquiring import acquire, leases_only, release
-from .backends.base import BaseLockBackend
+from .acquiring import acquire, needs_lease, needs_places, release
+from .backends.base import ALONE, SHARED, BaseLockBackend
 from .background import Finalizer, background
 from .concurrency import Canceller, Operations, TaskWaker, ThreadWaker, arun, run
 from .conf import lock_backends
@@ -30,6 +30,7 @@ from .transactions import (
     DeferredRelease,
     Transaction,
     current_transactions,
+    deferred_of,
     deferred_releases,
     transactions_of_task,
 )
@@ -125,10 +126,11 @@ class Entry:
             return True
         if transactions and deferred_releases:
             backend = entrance.find_backend()
-            deferred = deferred_releases.get((backend, backend.scoped(entrance.key).name))
-            if deferred is not None and deferred.take_again(transactions, self):
-                self.hold, self.deferred = deferred.hold, deferred
-                return True
+            places = entrance.options.slots or (SHARED if entrance.options.shared else ALONE)
+            for deferred in deferred_of(backend, backend.scoped(entrance.key).name, places):
+                if deferred.hold.places == places and deferred.take_again(transactions, self):
+                    self.hold, self.deferred = deferred.hold, deferred
+                    return True
         return False
 
     # Leaving. The body's exception is never hidden; what else went wrong becomes a note of it.
@@ -289,10 +291,7 @@ def _lock_of(lock: Any, entry: Entry) -> Any:
 
 
 class Entrance:
-    """What a lock object is entered through, by many threads and tasks at once: its key and options, and its entries.
-
-    A lock keeps it apart from its public names.
-    """
+    """What a lock object is entered through, by many threads and tasks at once: key, options, and the entries made."""
 
     __slots__ = ("attached", "entries", "key", "options")
 
@@ -319,9 +318,11 @@ class Entrance:
         if backend.namespace:
             key = backend.scoped(key)
         if options.hold_at_least is not None:
-            leases_only(backend, "hold_at_least")
-        ttl = options.ttl or backend.ttl
-        return Hold(key, backend, ttl if options.hold_at_most is None else min(ttl, options.hold_at_most))
+            needs_lease(backend, "hold_at_least")
+        ttl, places = options.ttl or backend.ttl, options.slots or (SHARED if options.shared else ALONE)
+        if places:
+            needs_places(backend, places)
+        return Hold(key, backend, ttl if options.hold_at_most is None else min(ttl, options.hold_at_most), places)
 
     def opened(self) -> Entry:
         """The entry of the with statement that is being entered; a new one if ``__enter__`` is called by hand."""
@@ -380,8 +381,8 @@ class Entrance:
 
 def _entry_dropped(hold: Hold) -> None:
     """No lock object has the entry of ``hold`` any more, so no caller can release it."""
-    deferred = deferred_releases.get((hold.backend, hold.name))
-    if deferred is not None and deferred.hold is hold:
+    deferred = next((each for each in deferred_of(hold.backend, hold.name, hold.places) if each.hold is hold), None)
+    if deferred is not None:
         deferred.look()
     else:
         renewer.abandon(hold)

@@ -16,7 +16,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from . import clock, process
-from .backends.base import BaseLockBackend, to_datetime
+from .backends.base import ALONE, SHARED, BaseLockBackend, places_of, to_datetime
 from .errors import lost_error
 from .holder import describe_holder
 from .keys import LockKey
@@ -49,8 +49,10 @@ class OwnerId(str):
         return "'***'"
 
 
-def new_owner_id() -> OwnerId:
-    return OwnerId(os.urandom(16).hex())  # as secrets.token_hex does it, in half the time
+def new_owner_id(places: int = ALONE) -> OwnerId:
+    """A new secret, for a hold that shares its key so (``places_of()`` reads that)."""
+    secret = os.urandom(16).hex()  # as secrets.token_hex does it, in half the time
+    return OwnerId(secret if places == ALONE else f"{secret}-{'shared' if places == SHARED else places}")
 
 
 class Hold:
@@ -73,18 +75,24 @@ class Hold:
         "name",
         "on_lost",
         "owner",
+        "place",
+        "places",
         "renew_at",
         "renews",
         "started",
         "ttl",
     )
 
-    def __init__(self, key: LockKey, backend: BaseLockBackend, ttl: float) -> None:
+    def __init__(self, key: LockKey, backend: BaseLockBackend, ttl: float, places: int = ALONE) -> None:
         self.key = key
         self.name = key.name
         self.backend = backend
         self.ttl = ttl
-        self.owner = new_owner_id()
+        #: Who else may hold the key meanwhile: ALONE, SHARED, or a number of places.
+        self.places = places
+        self.owner = new_owner_id(places)
+        #: Which of the places it has, from 0.
+        self.place: int | None = None
         self.generation = process.generation
         self.fencing_token: int | None = None
         #: When it was granted, and when the lease would have ended then, by the backend's clock.
@@ -104,9 +112,14 @@ class Hold:
         self.in_flight: Future[Any] | None = None
         self._end: dict[str, list[State]] = {}
 
+    def share_as(self, places: int) -> None:
+        """Share the key as ``places`` says: of a hold that is still to be asked for."""
+        if places != self.places:
+            self.places, self.owner = places, new_owner_id(places)
+
     def of(self, owner: OwnerId) -> Hold:
         """The same hold under another owner id, so that it can be released."""
-        other = Hold(self.key, self.backend, self.ttl)
+        other = Hold(self.key, self.backend, self.ttl, places_of(owner))
         other.owner = owner
         return other
 
@@ -172,8 +185,8 @@ class Hold:
         if left <= 0:
             return self.backend.release(self.name, self.owner, deadline)
         # Nobody knows the owner id that it gets.
-        holder = describe_holder("", left)
-        return self.backend.adopt(self.name, self.owner, new_owner_id(), left, holder, deadline) is not None
+        holder = describe_holder("", left, self.places)
+        return self.backend.adopt(self.name, self.owner, new_owner_id(self.places), left, holder, deadline) is not None
 
     @property
     def acquired_at(self) -> datetime | None:

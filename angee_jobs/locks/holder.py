@@ -27,8 +27,8 @@ class _ThreadPart(threading.local):
 _thread_part = _ThreadPart()
 
 
-def describe_holder(note: str, ttl: float | None = None) -> str:
-    """The stored form of "this thread, now, with this note", and of the length of the lease in seconds.
+def describe_holder(note: str, ttl: float | None = None, places: int = 0) -> str:
+    """The stored form of "this thread, now, with this note", of the length of the lease in seconds, and of the places.
 
     JSON, put together by hand from a part that is kept per thread: it is made for every acquire, and json.dumps
     alone would take a tenth of an acquire on SQLite.
@@ -41,6 +41,8 @@ def describe_holder(note: str, ttl: float | None = None) -> str:
         if ttl != _thread_part.ttl:
             _thread_part.with_ttl, _thread_part.ttl = f'{prefix}, "ttl": {ttl:g}', ttl
         prefix = _thread_part.with_ttl
+    if places:  # ALONE is not told
+        prefix += f', "places": {places}'
     task = current_task.get()
     if not task and not note:
         return prefix + "}"
@@ -68,6 +70,7 @@ def parse_holder(text: str | None) -> Holder | None:
             thread=str(fields.get("thread", "")),
             task=str(fields.get("task", "")),
             note=str(fields.get("note", "")),
+            places=places if type(places := fields.get("places", 0)) is int else 0,
             ttl=None if ttl is None or not math.isfinite(ttl) else float(ttl),
         )
     except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):

@@ -211,6 +211,12 @@ class Lock:
         return hold.fencing_token if hold is not None else None
 
     @property
+    def slot(self) -> int | None:
+        """Which of the ``slots`` the hold has, from 0; None without ``slots``, and before the first hold."""
+        hold = self._hold
+        return hold.place if hold is not None else None
+
+    @property
     def acquired_at(self) -> datetime | None:
         """When the hold was granted, aware, by the backend's clock; None before the first hold."""
         hold = self._hold
@@ -234,10 +240,11 @@ class Lock:
         hold = self._hold
         if hold is None or hold.ended or hold.foreign:
             return None
-        record = yield Call(hold.backend.inspect, hold.name, clock.now() + OPERATION_SECONDS)
-        if record is None or record.fencing_token != hold.fencing_token:
-            return None
-        return hold.backend.info(record, owner_id=hold.owner)
+        limit = clock.now() + OPERATION_SECONDS
+        for record in (yield Call(hold.backend.inspect_many, [hold.name], limit)):
+            if record.fencing_token == hold.fencing_token:
+                return hold.backend.info(record, owner_id=hold.owner)
+        return None
 
     def guard(
         self, using: str = "default", timeout: Seconds = GUARD_SECONDS
@@ -248,6 +255,7 @@ class Lock:
         seconds for an older guarded transaction to end, then raises LockBackendError. LockLostError if the hold is
         lost or a newer holder was there first; the transaction is then marked for rollback. Serialization errors of
         the database pass through: retry as with any such transaction. TransactionManagementError outside of one.
+        ValueError for a hold that is not exclusive: it would let one holder's transaction shut out the others.
 
         Example::
 
@@ -257,6 +265,9 @@ class Lock:
         """
         seconds = wait_seconds(timeout)
         assert seconds is not None
+        hold, options = self._hold, self._entrance.options
+        if hold.places if hold is not None else options.shared or options.slots:
+            raise ValueError(f"guard() needs an exclusive hold, and {self.name} is shared or has slots=")
         return guard(self._checked, using, seconds)
 
     def __repr__(self) -> str:  # without the owner id

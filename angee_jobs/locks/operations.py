@@ -45,6 +45,8 @@ def task_locks_are_cross_process(*, backend: str = "default") -> bool:
 def lock_info(key: LockKey | str, *, backend: str = "default") -> LockInfo | None:
     """Who holds ``key`` now, or None. The owner id is hidden. LockBackendError if the backend cannot tell.
 
+    Of several holders (``slots=``, ``shared=True``) it tells of one; :func:`held_locks` of all.
+
     Example::
 
         info = lock_info("billing-run")
@@ -55,8 +57,10 @@ def lock_info(key: LockKey | str, *, backend: str = "default") -> LockInfo | Non
     return None if record is None else operations.info(record)
 
 
-def held_locks(*, backend: str = "default") -> Iterator[LockInfo]:
-    """Every hold that is live now, in no particular order; fetched in pages, so there may be very many.
+def held_locks(*, key: LockKey | str | None = None, backend: str = "default") -> Iterator[LockInfo]:
+    """Every hold that is live now, or those of one ``key``, in no particular order.
+
+    Fetched in pages, so there may be very many.
 
     LockBackendError if the backend cannot be asked, or is one that cannot list its holds.
 
@@ -66,7 +70,9 @@ def held_locks(*, backend: str = "default") -> Iterator[LockInfo]:
             print(info.name, info.holder, info.expires_at)
     """
     operations, deadline = about_to_ask(backend)
-    return map(operations.info, operations.list_held(deadline))
+    if key is None:
+        return map(operations.info, operations.list_held(deadline))
+    return map(operations.info, operations.inspect_many([operations.scoped(as_lock_key(key)).name], deadline))
 
 
 def force_release(
@@ -77,7 +83,7 @@ def force_release(
     fencing_token: int | None = None,
     backend: str = "default",
 ) -> bool:
-    """Free ``key`` whoever holds it; False if nobody did.
+    """Free ``key``, also of all its shared holds; False if it was free.
 
     The holder is not stopped: it learns of the loss at its next renewal or check, and its late release does nothing.
     Whatever it protects may be done twice, so look first whether it still runs. ``reason`` and ``user`` are logged.
@@ -102,7 +108,8 @@ def force_release(
         return False
     logger.warning("The lock %s was released by force (%s)", printable(name), _who_and_why(user, reason))
     for hold in list(renewer.holds):  # one of this process need not wait for its renewal to be told
-        if hold.backend is operations and hold.name == name and hold.fencing_token == ended.fencing_token:
+        same = hold.backend is operations and hold.name == name
+        if same and (hold.fencing_token == ended.fencing_token or (hold.places and fencing_token is None)):
             renewer.lose(hold, "it was released by force")
     operations.changed(name)
     return True

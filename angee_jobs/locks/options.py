@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypedDict, TypeVar
 
-from .backends.base import BaseLockBackend
+from .backends.base import MOST_PLACES, BaseLockBackend
 from .types import Seconds, lease_seconds, wait_seconds
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -24,6 +24,8 @@ class Options(TypedDict, total=False):
     cancel_on_loss: bool
     note: str
     backend: str
+    slots: int | None
+    shared: bool
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +40,8 @@ class LockOptions:
     cancel_on_loss: bool = False
     note: str = ""
     backend: str | BaseLockBackend = "default"
+    slots: int | None = None
+    shared: bool = False
 
     @classmethod
     def checked(cls, options: dict[str, Any]) -> LockOptions:
@@ -53,6 +57,14 @@ class LockOptions:
         if shortest is not None and longest is not None and shortest > longest:
             least, most = options["hold_at_least"], options["hold_at_most"]
             raise ValueError(f"hold_at_least ({least!r}) is longer than hold_at_most ({most!r})")
+        slots = checked.slots
+        if slots is not None:
+            if not isinstance(slots, int):
+                raise TypeError(f"slots must be an int, not {type(slots).__name__}: {slots!r}")
+            if type(slots) is bool or not 1 <= slots <= MOST_PLACES:
+                raise ValueError(f"slots must be between 1 and {MOST_PLACES}: {slots!r}")
+            if checked.shared:
+                raise ValueError("shared=True admits any number of holders: it cannot have slots= too")
         return checked
 
 

@@ -77,6 +77,7 @@ class Renewer:
         hold.fencing_token = grant.fencing_token
         hold.granted = grant.acquired_at
         hold.granted_expiry = grant.expires_at
+        hold.place = grant.place
         sent, ttl = hold.started, hold.ttl
         if hold.backend.leases:
             hold.renews = renews

@@ -24,7 +24,7 @@ from asgiref.sync import AsyncToSync, sync_to_async
 from django.db import connections
 
 from . import clock, process
-from .backends.base import OPERATION_SECONDS
+from .backends.base import ALONE, OPERATION_SECONDS
 from .background import Finalizer, background
 from .errors import LockBackendError
 from .hold import Hold
@@ -104,7 +104,7 @@ class DeferredRelease:
         self._release = release
         self._posted = False
         self._transactions = transactions
-        deferred_releases[(hold.backend, hold.name)] = self
+        deferred_releases[_key(hold)] = self
         for each in transactions:
             each.watch(self)
         background.announce(LOOK_SECONDS, clock.now() + LOOK_SECONDS)
@@ -166,12 +166,29 @@ class DeferredRelease:
         self.finish(deadline, dispatch=True)
 
     def drop(self) -> None:
-        if deferred_releases.get((self.hold.backend, self.hold.name)) is self:
-            del deferred_releases[(self.hold.backend, self.hold.name)]
+        if deferred_releases.get(_key(self.hold)) is self:
+            del deferred_releases[_key(self.hold)]
 
 
-#: Every deferred release of this process, by its backend and the name of its lock; empty almost always.
-deferred_releases: dict[tuple[object, str], DeferredRelease] = {}
+#: Every deferred release of this process, by backend, name, and the owner id if the key is shared; empty almost always.
+deferred_releases: dict[tuple[object, str, str], DeferredRelease] = {}
+
+
+def _key(hold: Hold) -> tuple[object, str, str]:
+    return hold.backend, hold.name, hold.owner if hold.places else ""
+
+
+def deferred_of(backend: object, name: str, places: int) -> list[DeferredRelease]:
+    """Those that may be in the way of a hold, or be taken again by it. An exclusive one is told of its like alone.
+
+    Another kind that a transaction kept is released within LOOK_SECONDS after its end.
+    """
+    if places == ALONE:
+        kept = deferred_releases.get((backend, name, ""))
+        return [] if kept is None else [kept]
+    return [
+        each for each in list(deferred_releases.values()) if each.hold.name == name and each.hold.backend is backend
+    ]
 
 
 def finish_all_deferred(backend: object, deadline: float) -> None:

@@ -35,7 +35,8 @@ def printable(text: str) -> str:
 class Holder:
     """Where a hold was taken: ``host``, ``pid``, ``thread`` (its name), ``task`` and ``note`` (both may be empty).
 
-    ``ttl`` is the length that was asked for its lease, in seconds; None for a session lock.
+    ``ttl`` is the length that was asked for its lease, in seconds; None for a session lock. ``places`` is the ``slots``
+    that it named, -1 for a shared hold, 0 for an exclusive one.
     """
 
     host: str
@@ -44,6 +45,7 @@ class Holder:
     task: str = ""
     note: str = ""
     ttl: float | None = None
+    places: int = 0
 
     def __str__(self) -> str:
         where = f"{self.host} pid {self.pid} {self.thread}"
@@ -56,7 +58,8 @@ class LockInfo:
 
     ``owner_id`` is ``"***"``, unless the hold's own :class:`Lock` was asked: whoever knows it can release the
     hold. ``expires_at`` is None for a session lock, which lives as long as its connection. Times are aware and
-    by the backend's clock.
+    by the backend's clock. ``slot`` is the place that the hold has, from 0 to one less than ``slots``, the number that
+    its holder named; both are None for a hold without a place. ``shared`` says whether it is a shared one.
 
     Example::
 
@@ -71,6 +74,9 @@ class LockInfo:
     expires_at: datetime | None
     fencing_token: int | None
     backend: str
+    slot: int | None = None
+    slots: int | None = None
+    shared: bool = False
 
 
 @runtime_checkable

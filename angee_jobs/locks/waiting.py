@@ -201,6 +201,8 @@ def wait_for_turn(
     if isinstance(waker, ThreadWaker):
         _refuse_in_event_loop(hold.name)
     name = hold.name
+    # A backend of others may not know of places.
+    about = (name,) if not waiters.backend.most_places else (name, hold.places)
     position = Position()
     queue = waiters.join(name, waker, position)
     try:
@@ -219,7 +221,8 @@ def wait_for_turn(
                 waiters.watch()
             try:
                 started = queue.active_at = queue.calling_since = clock.now()
-                remaining = yield Call(waiters.backend.remaining, name, min(deadline, started + OPERATION_SECONDS))
+                limit = min(deadline, started + OPERATION_SECONDS)
+                remaining = yield Call(waiters.backend.remaining, about[0], limit, *about[1:])
                 if remaining is None:
                     started = queue.calling_since = clock.now()
                     grant: Grant | None = yield Call.of(hold, attempt, min(deadline, started + OPERATION_SECONDS))

@@ -41,9 +41,9 @@ def test_release_of_a_key_lets_a_waiter_in():
     class Backend(LocalLockBackend):
         waited = threading.Event()
 
-        def remaining(self, name, deadline):  # what a waiter asks before it sleeps
+        def remaining(self, name, deadline, places):  # what a waiter asks before it sleeps
             self.waited.set()
-            return super().remaining(name, deadline)
+            return super().remaining(name, deadline, places)
 
     backend = Backend()
     first = backend.try_acquire(KEY)

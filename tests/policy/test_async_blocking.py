@@ -75,7 +75,7 @@ def slow_backend(alias, wait, threads):
         return call
 
     with contextlib.ExitStack() as stack:
-        for name in ("acquire", "extend", "release", "inspect"):
+        for name in ("acquire", "extend", "release", "inspect", "inspect_many"):
             stack.enter_context(mock.patch.object(backend, name, slow(getattr(backend, name))))
         yield
 

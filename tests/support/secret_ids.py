@@ -37,8 +37,8 @@ class Secrets:
     def __init__(self) -> None:
         self.ids: list[str] = []
 
-    def new(self) -> Any:
-        made = _new_owner_id()
+    def new(self, places: int = 0) -> Any:
+        made = _new_owner_id(places)
         self.ids.append(str(made))
         return made
 

@@ -19,7 +19,7 @@ class OurStrategy(Strategy):
     def leftovers(self) -> list[str]:
         backend = lock_backends.operations(self.alias)
         waiting = [f"a caller waits for {name}" for name in list(waiters_of(backend).queues)]
-        kept = [name for at, name in list(deferred_releases) if at is backend]
+        kept = [name for at, name, _ in list(deferred_releases) if at is backend]
         return waiting + [f"{name} is kept for a transaction" for name in kept]
 
 

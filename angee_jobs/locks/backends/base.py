@@ -35,20 +35,28 @@ if TYPE_CHECKING:
 
 #: How long an operation may take when its caller set no tighter limit, in seconds.
 OPERATION_SECONDS = 5.0
+#: Who else may hold a key beside a hold: nobody, other shared holds, or (a positive number) so many that have a place.
+ALONE, SHARED = 0, -1
+#: No engine has more places for one key.
+MOST_PLACES = 1000
+#: For how long an exclusive waiter's word keeps new shared and placed holds back, in seconds; it asks again sooner.
+WANTED_SECONDS = 3.0
 #: Of times that can be shown, in seconds before and after 1970: nothing near the ends of the calendar.
 _LAST_SECOND = 1900 * 366 * 24 * 3600.0
 
 
 @dataclasses.dataclass(slots=True)
 class Grant:
-    """What a successful acquire brings back: ``fencing_token``, ``acquired_at``, ``expires_at``.
+    """What a successful acquire brings back: ``fencing_token``, ``acquired_at``, ``expires_at``, ``place``.
 
     Times are seconds since the epoch by the backend's clock, None where they cannot be known, as the token can.
+    ``place`` counts from 0; None for a hold that has none.
     """
 
     fencing_token: int | None
     acquired_at: float | None = None
     expires_at: float | None = None
+    place: int | None = None
 
 
 @dataclasses.dataclass(slots=True)
@@ -63,7 +71,7 @@ class Extension:
 @dataclasses.dataclass(slots=True)
 class Record:
     """One hold as found at the storage: ``name``, ``holder``, ``acquired_at``, ``expires_at``, ``expires_in``,
-    ``fencing_token``.
+    ``fencing_token``, ``place``.
 
     ``holder`` is the text that ``acquire`` was given. ``acquired_at`` and ``expires_at`` are seconds since the epoch,
     ``expires_in`` is in seconds from now, None for a session lock, negative if expired.
@@ -75,6 +83,7 @@ class Record:
     expires_at: float | None
     expires_in: float | None
     fencing_token: int | None
+    place: int | None = None
 
 
 class BaseLockBackend:
@@ -93,6 +102,8 @@ class BaseLockBackend:
     #: At most this many leases go into one ``extend``.
     extend_batch: ClassVar[int] = 500
 
+    #: For how many holds of a key at once it has places, and whether it has shared ones; 0: it only excludes.
+    most_places: ClassVar[int] = 0
     #: Whether it can tell who holds a lock.
     inspectable: ClassVar[bool] = True
 
@@ -109,7 +120,12 @@ class BaseLockBackend:
     # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        """Take ``name`` for ``owner`` if nobody holds it, now and without waiting; None if refused."""
+        """Take ``name`` for ``owner``, now and without waiting; None if refused.
+
+        What ``places_of(owner)`` says decides whom that excludes: a hold that is ALONE everybody, one that is SHARED or
+        has a place those that are ALONE. A place is the lowest free one among the first so many. While an exclusive
+        waiter's word stands (see :meth:`remaining`), shared and placed holds are refused.
+        """
         raise NotImplementedError
 
     def acquire_next(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
@@ -156,7 +172,7 @@ class BaseLockBackend:
         return None
 
     def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
-        """The live holds among ``names``, in any order: what remains to be known after :meth:`scan_held`."""
+        """All live holds of ``names``, in any order."""
         return [record for name in names if (record := self.inspect(name, deadline)) is not None]
 
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
@@ -168,17 +184,18 @@ class BaseLockBackend:
         return 0
 
     def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
-        """End the hold of ``name`` whoever owns it; what was ended, or None.
+        """End all holds of ``name`` whoever owns them; one that was ended, or None.
 
         With ``fencing_token`` only that hold: one with another token is left alone, in the same step that would end it.
         """
         raise NotImplementedError
 
-    def remaining(self, name: str, deadline: float) -> float | None:
-        """For the process's one waiter of ``name``: seconds until the present hold ends unless renewed.
+    def remaining(self, name: str, deadline: float, places: int = ALONE) -> float | None:
+        """For the process's one waiter of ``name``: seconds until a hold that is in its way ends unless renewed.
 
         None if the lock may be free now. A backend that pushes also notes here that somebody waits, so that the
-        release is told.
+        release is told. A waiter that wants to be ALONE leaves word, which refuses new shared and placed holds for
+        WANTED_SECONDS, unless it got the lock sooner.
         """
         record = self.inspect(name, deadline)
         return None if record is None else record.expires_in
@@ -241,14 +258,19 @@ class BaseLockBackend:
 
     def info(self, record: Record, owner_id: str = HIDDEN) -> LockInfo:
         """The public form of a record."""
+        holder = parse_holder(record.holder)
+        places = ALONE if holder is None else holder.places
         return LockInfo(
             name=record.name,
             owner_id=owner_id,
-            holder=parse_holder(record.holder),
+            holder=holder,
             acquired_at=to_datetime(record.acquired_at),
             expires_at=to_datetime(record.expires_at),
             fencing_token=record.fencing_token,
             backend=self.alias,
+            slot=record.place,
+            slots=places if record.place is not None and places > 0 else None,
+            shared=places == SHARED,
         )
 
 
@@ -271,3 +293,13 @@ def owner_digest(owner: str) -> str:
     """What a storage on a server or in a file knows of an owner id: to read it there, or in a log, releases nothing."""
     digest: str | None = getattr(owner, "digest", None)
     return hashlib.sha256(owner.encode()).hexdigest() if digest is None else digest
+
+
+def places_of(owner: str) -> int:
+    """ALONE, SHARED or the number of places: the end of an owner id says how its hold shares the key.
+
+    So what is attached, extended or released by its owner id alone is found where it is kept. One without a hyphen is
+    ALONE: a backend may look for that first, which is quicker than this call.
+    """
+    kind = owner.partition("-")[2]
+    return SHARED if kind == "shared" else int(kind) if kind.isdecimal() and len(kind) <= 4 else ALONE

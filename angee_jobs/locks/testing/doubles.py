@@ -61,16 +61,16 @@ class LocalSessionLocks(LocalLockBackend):
 
     leases: ClassVar[bool] = False
 
-    def _grant(self, name: str, owner: str, ttl: float, holder: str) -> Grant:
-        grant = super()._grant(name, owner, math.inf, holder)
-        return dataclasses.replace(grant, expires_at=None)
+    def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        grant = super().acquire(name, owner, math.inf, holder, deadline)
+        return None if grant is None else dataclasses.replace(grant, expires_at=None)
 
     def _record(self, name: str, lease: _Lease) -> Record:
         return dataclasses.replace(super()._record(name, lease), expires_at=None, expires_in=None)
 
     def list_held(self, deadline: float) -> Iterator[Record]:
         with self._mutex:
-            return iter([self._record(name, lease) for name, lease in self._leases.items()])
+            return iter(self._records())
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ... import clock, process
 from ...errors import LockBackendError
-from ..base import BaseLockBackend, Extension, Grant, Record
+from ..base import ALONE, BaseLockBackend, Extension, Grant, Record
 from ..postgres import tokens
 from ..postgres.errors import NoAnswer, driver_errors, explain
 from ..postgres.listener import Listener
@@ -197,7 +197,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
             time.sleep(ASKED_SECONDS)
         return record
 
-    def remaining(self, name: str, deadline: float) -> float | None:
+    def remaining(self, name: str, deadline: float, places: int = ALONE) -> float | None:
         """Leave the mark that makes a release tell us. None, for only a try can show whether the lock is free now."""
         key = advisory_key(name)
         entry = self._session.entries.get(key)

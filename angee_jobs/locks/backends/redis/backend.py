@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ... import clock, process
 from ...errors import LockBackendError
 from ...types import Seconds, lease_seconds
-from ..base import OPERATION_SECONDS, BaseLockBackend, Extension, Grant, Record, owner_digest
+from ..base import ALONE, OPERATION_SECONDS, BaseLockBackend, Extension, Grant, Record, owner_digest
 from .cache import CacheAlias
 from .connection import Script
 from .pool import Connections
@@ -291,7 +291,7 @@ class RedisLockBackend(BaseLockBackend):
         reply, _ = self.connections.run(_FORCE_RELEASE, (at.hold + lock, at.index), args, deadline, again=False)
         return self._record_of(name, reply)
 
-    def remaining(self, name: str, deadline: float) -> float | None:
+    def remaining(self, name: str, deadline: float, places: int = ALONE) -> float | None:
         self.watcher.want(name)
         reply, _ = self.connections.run(_REMAINING, (self._keys().hold + name.encode(),), (), deadline)
         micros = self._number(reply)

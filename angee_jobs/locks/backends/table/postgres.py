@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ... import clock, process
 from ...errors import LockBackendError
 from ...keys import name_digest
-from ..base import Extension, Grant, Record, finite, owner_digest
+from ..base import ALONE, Extension, Grant, Record, finite, owner_digest
 from ..postgres import tokens
 from ..postgres.errors import RowLocked, refused
 from ..postgres.listener import Listener
@@ -248,7 +248,7 @@ class PostgresTableLockBackend(TableLockBackend):
         )
         return _record(rows[0][1:]) if rows else None
 
-    def remaining(self, name: str, deadline: float) -> float | None:
+    def remaining(self, name: str, deadline: float, places: int = ALONE) -> float | None:
         digest = name_digest(name)
         self._waited.add(digest, name)
         rows = self._rows(sql.LEFT, digest, deadline=deadline)

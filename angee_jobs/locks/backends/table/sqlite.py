@@ -28,7 +28,7 @@ from django.db import connections
 
 from ... import clock
 from ...errors import LockBackendError
-from ..base import Extension, Grant, Record, finite, owner_digest
+from ..base import ALONE, Extension, Grant, Record, finite, owner_digest
 from . import TableLockBackend, sqlite_file
 from . import sqlite_place as place
 from . import sqlite_sql as sql
@@ -203,7 +203,7 @@ class SqliteTableLockBackend(TableLockBackend):
             if clock.now() >= deadline:
                 raise LockBackendError(f"{file}: the holder of {name} changes all the time", name=name)
 
-    def remaining(self, name: str, deadline: float) -> float | None:
+    def remaining(self, name: str, deadline: float, places: int = ALONE) -> float | None:
         row = self._row(deadline, sql.REMAINING, name)
         return None if row is None else float(row[0])
 

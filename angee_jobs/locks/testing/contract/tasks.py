@@ -165,10 +165,10 @@ def strike_when_waiting(key: LockKey, alias: str) -> None:
     backend, waits = lock_backends.operations(alias), threading.Event()
     real = backend.remaining
 
-    def remaining(name: str, deadline: float) -> float | None:
+    def remaining(name: str, deadline: float, *places: int) -> float | None:
         if name == key.name:
             waits.set()
-        return real(name, deadline)
+        return real(name, deadline, *places)
 
     _patch(backend, "remaining", remaining)
 
