@@ -49,10 +49,11 @@ class Entered(Protocol):
 class Transaction:
     """One transaction of the calling thread that a block was entered in."""
 
-    __slots__ = ("_hook", "connection", "in_test_case", "outermost")
+    __slots__ = ("_connection", "_hook", "in_test_case", "outermost")
 
     def __init__(self, connection: BaseDatabaseWrapper, outermost: Any, in_test_case: bool) -> None:
-        self.connection = connection
+        # Not kept alive. (Seen with a thread that ended in atomic(): its transaction stayed open, and its lock taken.)
+        self._connection = weakref.ref(connection)
         self.outermost = outermost
         self.in_test_case = in_test_case
         self._hook: Finalizer | None = None
@@ -65,10 +66,12 @@ class Transaction:
                 deferred.finish(clock.now() + OPERATION_SECONDS)
 
             self._hook = background.when_dropped(release_lock, deferred.look)
-            self.connection.on_commit(release_lock, robust=True)
+            connection = self._connection()
+            assert connection is not None  # its own thread is in here
+            connection.on_commit(release_lock, robust=True)
 
     def same_as(self, other: Transaction) -> bool:
-        return self.connection is other.connection and self.outermost is other.outermost
+        return self._connection is other._connection and self.outermost is other.outermost
 
     @property
     def over(self) -> bool:
@@ -76,10 +79,13 @@ class Transaction:
 
         May be asked from any thread.
         """
+        connection = self._connection()
+        if connection is None:
+            return True
         if self.in_test_case:
-            return self.outermost not in list(self.connection.atomic_blocks)
+            return self.outermost not in list(connection.atomic_blocks)
         hook = self._hook() if self._hook is not None else None
-        return hook is None or not any(entry[1] is hook for entry in list(self.connection.run_on_commit))
+        return hook is None or not any(entry[1] is hook for entry in list(connection.run_on_commit))
 
 
 class DeferredRelease:

@@ -1,8 +1,10 @@
 """Locks in transactions that Django makes: requests (scenario 25), test cases (42); long writes on SQLite (45)."""
 
+import gc
 import threading
 import time
 import unittest
+import weakref
 from unittest import mock
 
 import pytest
@@ -336,3 +338,25 @@ def test_s45_lock_traffic_writes_nothing_to_the_file_of_the_project(key):
             with lock(key, backend="sqlite"):
                 pass
         assert cursor.execute("PRAGMA data_version").fetchone() == version
+
+
+def test_a_thread_that_ends_inside_its_transaction_leaves_neither_its_connection_nor_the_lock(where):
+    left = []
+
+    def enter():
+        transaction.atomic(where.using).__enter__()
+        with lock("left", backend=where.alias):
+            where.write("left")
+        left.append(weakref.ref(connections[where.using]))
+
+    thread = threading.Thread(target=enter)
+    thread.start()
+    thread.join()
+
+    def gone():
+        gc.collect()
+        return left[0]() is None
+
+    eventually(gone, what="the connection ends with its thread, and its transaction is rolled back")
+    eventually(lambda: where.is_free("left"))
+    assert where.groups() == []
