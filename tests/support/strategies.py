@@ -39,6 +39,7 @@ class SqliteTable(OurStrategy):
     alias = "sqlite"
     lacks = {
         "push": "SQLite tells nobody of a write",
+        "places": "not yet",
         "break_connections": "there is no server that could end them",
     }
 
@@ -102,6 +103,7 @@ class SqliteTable(OurStrategy):
 class PostgresTable(OurStrategy):
     alias = "postgres_table"
     databases = ("postgres", "default")
+    lacks = {"places": "not yet"}
 
     def __init__(self) -> None:
         self.server: PostgresServer | None = None

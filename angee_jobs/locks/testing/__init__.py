@@ -37,6 +37,7 @@ from .contract.guard import Guard
 from .contract.information import Information, Signals
 from .contract.loss import Loss
 from .contract.peers import Peer
+from .contract.places import Places, PlacesElsewhere, PlacesInTransactions
 from .contract.python import Python
 from .contract.reaping import Reaping
 from .contract.renewal import Renewal
@@ -64,6 +65,9 @@ class LockContract(
     Secrecy,
     Python,
     SharedObject,
+    Places,
+    PlacesInTransactions,
+    PlacesElsewhere,
     Information,
     Reaping,
     Signals,

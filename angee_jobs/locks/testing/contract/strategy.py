@@ -11,7 +11,7 @@ from ...clock import now
 from ...conf import lock_backends
 from ...keys import LockKey
 
-#: What a strategy may name in ``lacks``. The first six are properties of the backend. Each of the others is a hook of
+#: What a strategy may name in ``lacks``. The first seven are properties of the backend. Each of the others is a hook of
 #: the strategy, with that name.
 CAPABILITIES = {
     "verbs": "the operations of BaseLockBackend, and so the waiting and watching of this package",
@@ -19,6 +19,7 @@ CAPABILITIES = {
     "leases": "holds that end by themselves and are renewed",
     "fencing": "fencing tokens",
     "listing": "inspect, list_held and force_release",
+    "places": "several holders of a key at once: slots= and shared=True",
     "push": "waiters that hear of a release in another process",
     "delete_hold": "a hold that is deleted at the storage, without its holder being told",
     "empty": "a storage that is emptied",

@@ -21,7 +21,7 @@ from unittest import mock
 from ... import clock, holder
 from ...api import lock
 from ...conf import lock_backends
-from ...errors import LockBackendError
+from ...errors import LockBackendError, LockLostError
 from ...keys import LockKey
 from ...lock import Lock
 
@@ -101,6 +101,38 @@ def count(path: Path, key: LockKey, threads: int, **options: Any) -> None:
         thread.join(90)
     if errors:
         raise errors[0]
+
+
+def enter_at_random(folder: Path, key: LockKey, seed: int, rounds: int, slots: int, **options: Any) -> dict[str, Any]:
+    """Enter as an exclusive, a shared or a placed holder; each leaves a file in ``folder`` while it is inside.
+
+    Counted there, and not believed: what is wrong with who was inside together, how many entered of each kind, and how
+    many placed ones there were together at most.
+    """
+    dice = random.Random(seed)
+    wrong: list[str] = []
+    entered = dict.fromkeys(("alone", "shared", "placed"), 0)
+    most = 0
+    kinds: dict[str, dict[str, Any]] = {"alone": {}, "shared": {"shared": True}, "placed": {"slots": slots}}
+    for number in range(rounds):
+        kind = dice.choices(list(kinds), [1, 3, 4])[0]
+        mine = f"{kind}-{os.getpid()}-{threading.get_ident()}-{number}"
+        try:
+            with lock(key, timeout=30, **kinds[kind], **options):
+                (folder / mine).touch()
+                time.sleep(dice.uniform(0, 0.01))
+                together = sorted(os.listdir(folder))  # of so few it is a look at one moment
+                (folder / mine).unlink()
+        except LockLostError as error:
+            wrong.append(repr(error))
+            continue
+        entered[kind] += 1
+        placed = sum(each.startswith("placed") for each in together)
+        most = max(most, placed)
+        alone = any(each.startswith("alone") for each in together)
+        if placed > slots or (alone and len(together) > 1):
+            wrong.append(f"inside together: {together}")
+    return {"wrong": wrong, "entered": entered, "most": most}
 
 
 def _patch(target: Any, name: str, value: Any) -> None:
