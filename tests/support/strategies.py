@@ -39,7 +39,6 @@ class SqliteTable(OurStrategy):
     alias = "sqlite"
     lacks = {
         "push": "SQLite tells nobody of a write",
-        "places": "not yet",
         "break_connections": "there is no server that could end them",
     }
 
@@ -63,6 +62,7 @@ class SqliteTable(OurStrategy):
     def empty(self) -> None:
         with self.connect() as connection:
             connection.execute("DELETE FROM lock")
+            connection.execute("DELETE FROM member")
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:

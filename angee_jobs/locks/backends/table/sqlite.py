@@ -28,7 +28,7 @@ from django.db import connections
 
 from ... import clock
 from ...errors import LockBackendError
-from ..base import ALONE, Extension, Grant, Record, finite, owner_digest
+from ..base import ALONE, MOST_PLACES, WANTED_SECONDS, Extension, Grant, Record, finite, owner_digest, places_of
 from . import TableLockBackend, sqlite_file
 from . import sqlite_place as place
 from . import sqlite_sql as sql
@@ -53,6 +53,7 @@ class SqliteTableLockBackend(TableLockBackend):
     """
 
     push = False
+    most_places = MOST_PLACES
 
     def __init__(self, *, alias: str = "default", ttl: Any = 30) -> None:
         super().__init__(alias=alias, ttl=ttl)
@@ -96,10 +97,13 @@ class SqliteTableLockBackend(TableLockBackend):
     # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        rows = self.file.run(deadline, sql.ACQUIRE, (name, owner_digest(owner), holder, ttl))
+        if "-" in owner:
+            rows = self.file.run(deadline, sql.JOIN, (name, owner_digest(owner), holder, ttl, places_of(owner)))
+        else:
+            rows = self.file.run(deadline, sql.ACQUIRE, (name, owner_digest(owner), holder, ttl))
         if not rows:
             return None
-        [(token, acquired_at)] = rows
+        [(token, acquired_at, *place)] = rows
         if type(token) is not int:
             raise LockBackendError(
                 f"{self.file} has no usable fencing token for {name}: somebody has changed its row, which must be "
@@ -107,16 +111,22 @@ class SqliteTableLockBackend(TableLockBackend):
                 name=name,
                 uncertain=True,
             )
-        return Grant(token, acquired_at, acquired_at + ttl)
+        return Grant(token, acquired_at, acquired_at + ttl, *place)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
         owners = {owner_digest(each.owner): each.owner for each in extensions}
-        batch = [[each.name, digest, each.ttl] for each, digest in zip(extensions, owners, strict=True)]
-        return [owners[row[0]] for row in self.file.run(deadline, sql.EXTEND, (json.dumps(batch),))]
+        extended: list[str] = []
+        for statement, is_member in ((sql.EXTEND, False), (sql.EXTEND_MEMBERS, True)):
+            pairs = zip(extensions, owners, strict=True)
+            batch = [[each.name, digest, each.ttl] for each, digest in pairs if ("-" in each.owner) is is_member]
+            if batch:
+                extended += [owners[row[0]] for row in self.file.run(deadline, statement, (json.dumps(batch),))]
+        return extended
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
         file = self.file
-        released = file.run(deadline, sql.RELEASE.count, (name, owner_digest(owner)))
+        statement = sql.LEAVE if "-" in owner else sql.RELEASE
+        released = file.run(deadline, statement.count, (name, owner_digest(owner)))
         file.freed += 1
         self._freed += 1
         self._until_tidy -= 1
@@ -127,15 +137,16 @@ class SqliteTableLockBackend(TableLockBackend):
         return released == 1
 
     def adopt(self, name: str, owner: str, new_owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        row = self._row(deadline, sql.ADOPT, name, owner_digest(owner), owner_digest(new_owner), holder, ttl)
-        return None if row is None else Grant(row[0], row[1], time.time() + ttl)
+        statement = sql.ADOPT_MEMBER if "-" in owner else sql.ADOPT
+        row = self._row(deadline, statement, name, owner_digest(owner), owner_digest(new_owner), holder, ttl)
+        return None if row is None else Grant(row[0], row[1], time.time() + ttl, *row[2:])
 
     def inspect(self, name: str, deadline: float) -> Record | None:
-        row = self._row(deadline, sql.INSPECT, name)
-        return None if row is None else _record(row)
+        return next(iter(self.inspect_many([name], deadline)), None)
 
     def list_held(self, deadline: float) -> Iterator[Record]:
-        return self._pages(deadline, sql.HELD)
+        yield from self._pages(deadline, sql.HELD)
+        yield from self._pages(deadline, sql.HELD_MEMBERS, after=0)
 
     def scan_held(self, fields: Sequence[str], deadline: float) -> Iterator[Sequence[tuple[Any, ...]]]:
         scan, after = sql.scan(tuple(fields)), ""
@@ -143,23 +154,30 @@ class SqliteTableLockBackend(TableLockBackend):
             end = self._row(deadline, sql.STRETCH, after, SCAN_ROWS - 1)
             # A blob comes after every text.
             yield self.file.run(deadline, scan, (after, b"" if end is None else end[0]))
-            if end is None:
-                return
-            after = end[0]
             deadline = max(deadline, clock.now() + 1.0)
+            if end is None:
+                break
+            after = end[0]
+        scan, last = sql.scan_members(tuple(fields)), 0
+        while rows := self.file.run(deadline, scan, (last, SCAN_ROWS)):
+            yield [row[1:] for row in rows]
+            last, deadline = rows[-1][0], max(deadline, clock.now() + 1.0)
 
     def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
         return [_record(row) for row in self.file.run(deadline, sql.INSPECT_MANY, (json.dumps(list(names)),))]
 
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
-        return self._pages(deadline, sql.LIST_EXPIRED, grace)
+        yield from self._pages(deadline, sql.LIST_EXPIRED, grace)
+        yield from self._pages(deadline, sql.EXPIRED_MEMBERS, grace, after=0)
 
-    def _pages(self, deadline: float, statement: sql.Statement, *parameters: Any) -> Iterator[Record]:
-        """Page by page, so that a slow reader keeps no snapshot of the file."""
-        after = ""
+    def _pages(
+        self, deadline: float, statement: sql.Statement, *parameters: Any, after: str | int = ""
+    ) -> Iterator[Record]:
+        """Page by page, so that a slow reader keeps no snapshot of the file: by name, or members by id."""
+        column = 0 if after == "" else -1
         while rows := self.file.run(deadline, statement, (*parameters, after, 1000)):
             yield from map(_record, rows)
-            after = rows[-1][0]
+            after = rows[-1][column]
             deadline = max(deadline, clock.now() + 1.0)
 
     def reap(self, grace: float, batch_size: int, deadline: float) -> int:
@@ -173,6 +191,8 @@ class SqliteTableLockBackend(TableLockBackend):
             removed += more
         if removed < batch_size:
             self._reaped_to = ""
+            removed += len(self.file.run(deadline, sql.REMOVE_MEMBERS, (grace, batch_size - removed)))
+        if removed < batch_size:
             half, idle = (clock.now() + deadline) / 2, max(grace, IDLE_SECONDS)
             while self._remove(sql.REMOVE_IDLE, idle, batch_size, deadline)[0] == batch_size and clock.now() < half:
                 pass
@@ -194,7 +214,12 @@ class SqliteTableLockBackend(TableLockBackend):
         while True:
             row = self._row(deadline, sql.INSPECT, name)
             record = None if row is None else _record(row)
-            if record is None or fencing_token not in (None, record.fencing_token):
+            if record is None:
+                left = file.run(deadline, sql.FORCE_LEAVE, (name, fencing_token))
+                file.freed += bool(left)
+                self._freed += bool(left)
+                return _record(left[0]) if left else None
+            if fencing_token not in (None, record.fencing_token):
                 return None
             if file.run(deadline, sql.FORCE_RELEASE.count, (name, row[4])):
                 file.freed += 1
@@ -205,7 +230,16 @@ class SqliteTableLockBackend(TableLockBackend):
 
     def remaining(self, name: str, deadline: float, places: int = ALONE) -> float | None:
         row = self._row(deadline, sql.REMAINING, name)
-        return None if row is None else float(row[0])
+        if row is None:
+            return None
+        left, owner = row
+        if owner:
+            return float(left)
+        if places == ALONE:
+            self.file.run(deadline, sql.WANT.count, (name, min(WANTED_SECONDS, max(0.0, deadline - clock.now()))))
+        else:
+            left = self._row(deadline, sql.REMAINING_MEMBERS, name, places)[0]
+        return None if left is None else float(left)
 
     def wait_for_change(self, seconds: float) -> Collection[str] | None:
         """Watch ``PRAGMA data_version``, which goes up when another connection has written."""
@@ -268,7 +302,7 @@ class SqliteTableLockBackend(TableLockBackend):
 
 
 def _record(row: tuple[Any, ...]) -> Record:
-    name, holder, acquired_at, left, fencing_token = row
+    name, holder, acquired_at, left, fencing_token, place, *_ = row
     left = finite(left)
     return Record(
         name=name if type(name) is str else bytes(name).decode(errors="replace"),
@@ -277,4 +311,5 @@ def _record(row: tuple[Any, ...]) -> Record:
         expires_at=time.time() + left if left is not None else None,
         expires_in=left,
         fencing_token=fencing_token if type(fencing_token) is int else None,
+        place=place if type(place) is int else None,
     )

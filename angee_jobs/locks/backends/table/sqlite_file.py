@@ -232,6 +232,8 @@ class LockFile:
             raise LockBackendError(
                 f"{self.path} is in the place of the lock file, but is not one that this version made: move it away"
             )
+        for statement in sql.MEMBERS:  # a file of an earlier version has none
+            execute(statement)
         sql.begin_boot(connection)
         execute("COMMIT")
         if empty and self.path:

@@ -82,6 +82,63 @@ SCHEMA = (
     f"PRAGMA application_id = {APPLICATION_ID}",
 )
 
+#: Shared and placed holds. While they live, the row of their key in `lock` has no owner, and ends with the last of
+#: them: so an exclusive hold is refused by that row alone, and costs what it costs without them. The triggers see
+#: to that row, since a request is one statement.
+MEMBERS = (
+    """
+    CREATE TABLE IF NOT EXISTS member (
+        id INTEGER PRIMARY KEY,
+        name TEXT NOT NULL,
+        owner TEXT NOT NULL,
+        place INTEGER,
+        holder TEXT NOT NULL,
+        acquired_at REAL NOT NULL,
+        renewed REAL NOT NULL,
+        expires REAL NOT NULL,
+        fencing_token INTEGER NOT NULL,
+        UNIQUE (name, owner)
+    )
+    """,
+    """
+    CREATE TRIGGER IF NOT EXISTS joined AFTER INSERT ON member BEGIN
+        DELETE FROM member WHERE name = new.name AND expires <= new.renewed;
+        INSERT INTO lock VALUES (
+            new.name, '', '', new.acquired_at, new.renewed, new.expires, new.fencing_token
+        )
+        ON CONFLICT (name) DO UPDATE SET
+            owner = '', holder = '', acquired_at = excluded.acquired_at, renewed = excluded.renewed,
+            expires = max(lock.expires, excluded.expires), fencing_token = excluded.fencing_token;
+    END
+    """,
+    """
+    CREATE TRIGGER IF NOT EXISTS stayed AFTER UPDATE OF expires ON member BEGIN
+        UPDATE lock SET
+            renewed = max(renewed, new.renewed),
+            expires = (SELECT max(expires) FROM member WHERE name = new.name)
+        WHERE name = new.name AND owner = '';
+    END
+    """,
+    """
+    CREATE TRIGGER IF NOT EXISTS left AFTER DELETE ON member BEGIN
+        UPDATE lock SET expires = coalesce((SELECT max(expires) FROM member WHERE name = old.name), old.renewed)
+        WHERE name = old.name AND owner = '';
+    END
+    """,
+    # An exclusive waiter's word. It holds while the key's last token is what it was: no member gets in meanwhile, so
+    # that the next token is that of an exclusive hold.
+    """
+    CREATE TABLE IF NOT EXISTS wanted (
+        name TEXT PRIMARY KEY, until REAL NOT NULL, fencing_token INTEGER NOT NULL
+    ) WITHOUT ROWID
+    """,
+    """
+    CREATE TRIGGER IF NOT EXISTS asked AFTER INSERT ON wanted BEGIN
+        DELETE FROM wanted WHERE until < new.until - 10;
+    END
+    """,
+)
+
 
 def begin_boot(connection: sqlite3.Connection) -> None:
     """End what an earlier boot of the machine left, in the transaction that opens the file.
@@ -91,7 +148,8 @@ def begin_boot(connection: sqlite3.Connection) -> None:
     """
     boot = _boot()
     if HAS_CLOCK and (not boot or boot != connection.execute("SELECT id FROM boot").fetchone()[0]):
-        Statement("UPDATE lock SET renewed = ?1, expires = ?1 WHERE renewed > ?1")(connection, ())
+        for table in ("member", "lock"):
+            Statement(f"UPDATE {table} SET renewed = ?1, expires = ?1 WHERE renewed > ?1")(connection, ())
         if boot:
             connection.execute("UPDATE boot SET id = ?", [boot])
 
@@ -137,17 +195,47 @@ ON CONFLICT (name) DO UPDATE SET
 WHERE lock.expires <= ?1
 RETURNING fencing_token, acquired_at
 """)
-EXTEND = Statement("""
-UPDATE lock SET renewed = max(renewed, ?1), expires = max(expires, ?1 + batch.ttl)
+#: The lowest free place is 0, or the one after a place that is taken.
+JOIN = Acquire("""
+WITH live AS (SELECT place FROM member WHERE name = ?3 AND expires > ?1 AND place IS NOT NULL)
+INSERT INTO member (name, owner, place, holder, acquired_at, renewed, expires, fencing_token)
+SELECT
+    ?3, ?4, free.place, ?5, ?2, ?1, ?1 + ?6,
+    max(
+        CAST(?2 * 1000000 AS INTEGER),
+        coalesce((SELECT fencing_token FROM floor), 0) + 1,
+        coalesce((SELECT fencing_token FROM lock WHERE name = ?3), 0) + 1
+    )
+FROM (
+    SELECT min(place) AS place FROM (SELECT 0 AS place UNION ALL SELECT place + 1 FROM live)
+    WHERE place < ?7 AND place NOT IN (SELECT place FROM live)
+) AS free
+WHERE (free.place IS NOT NULL OR ?7 < 0)
+AND NOT EXISTS (SELECT 1 FROM lock WHERE name = ?3 AND expires > ?1 AND owner <> '')
+AND NOT EXISTS (SELECT 1 FROM wanted JOIN lock USING (name, fencing_token) WHERE name = ?3 AND until > ?1)
+RETURNING fencing_token, acquired_at, place
+""")
+_EXTEND = """
+UPDATE {table} SET renewed = max(renewed, ?1), expires = max(expires, ?1 + batch.ttl)
 FROM (
     SELECT json_extract(value, '$[0]') AS name, json_extract(value, '$[1]') AS owner, json_extract(value, '$[2]') AS ttl
     FROM json_each(?2)
 ) AS batch
-WHERE lock.name = batch.name AND lock.owner = batch.owner AND lock.expires > ?1
+WHERE {table}.name = batch.name AND {table}.owner = batch.owner AND {table}.expires > ?1
+{more}
 RETURNING owner
-""")
+"""
+EXTEND = Statement(_EXTEND.format(table="lock", more=""))
+#: Without the key's row, somebody has emptied the table.
+EXTEND_MEMBERS = Statement(
+    _EXTEND.format(
+        table="member",
+        more="AND EXISTS (SELECT 1 FROM lock WHERE lock.name = member.name AND lock.owner = '' AND lock.expires > ?1)",
+    )
+)
 FREE = "owner = '', holder = '', expires = ?1"
 RELEASE = Change(f"UPDATE lock SET {FREE} WHERE name = ?2 AND owner = ?3 AND expires > ?1")
+LEAVE = Change("DELETE FROM member WHERE name = ?2 AND owner = ?3 AND expires > ?1")
 #: Of the very hold that was read before.
 FORCE_RELEASE = Change(f"UPDATE lock SET {FREE} WHERE name = ?2 AND fencing_token IS ?3 AND expires > ?1")
 ADOPT = Statement("""
@@ -155,16 +243,47 @@ UPDATE lock SET owner = ?4, holder = ?5, renewed = ?1, expires = ?1 + ?6
 WHERE name = ?2 AND owner = ?3 AND expires > ?1
 RETURNING fencing_token, acquired_at
 """)
-RECORD = "SELECT name, holder, acquired_at, expires - ?1, fencing_token FROM lock"
-INSPECT = Statement(f"{RECORD} WHERE name = ?2 AND expires > ?1")
-INSPECT_MANY = Statement(f"{RECORD} WHERE name IN (SELECT value FROM json_each(?2)) AND expires > ?1")
-HELD = Statement(f"{RECORD} WHERE name > ?2 AND expires > ?1 ORDER BY name LIMIT ?3")
+ADOPT_MEMBER = Statement("""
+UPDATE member SET owner = ?4, holder = ?5, renewed = ?1, expires = ?1 + ?6
+WHERE name = ?2 AND owner = ?3 AND expires > ?1
+RETURNING fencing_token, acquired_at, place
+""")
+FORCE_LEAVE = Statement("""
+DELETE FROM member WHERE name = ?2 AND expires > ?1 AND (?3 IS NULL OR fencing_token = ?3)
+RETURNING name, holder, acquired_at, expires - ?1, fencing_token, place
+""")
+_RECORD = "name, holder, acquired_at, expires - ?1, fencing_token"
+RECORD = f"SELECT {_RECORD}, NULL FROM lock"
+MEMBER = f"SELECT {_RECORD}, place, id FROM member"
+INSPECT = Statement(f"{RECORD} WHERE name = ?2 AND owner <> '' AND expires > ?1")
+_AMONG = "name IN (SELECT value FROM json_each(?2)) AND expires > ?1"
+INSPECT_MANY = Statement(
+    f"{RECORD} WHERE {_AMONG} AND owner <> '' UNION ALL SELECT {_RECORD}, place FROM member WHERE {_AMONG}"
+)
+HELD = Statement(f"{RECORD} WHERE name > ?2 AND owner <> '' AND expires > ?1 ORDER BY name LIMIT ?3")
+HELD_MEMBERS = Statement(f"{MEMBER} WHERE id > ?2 AND expires > ?1 ORDER BY id LIMIT ?3")
 #: Where a stretch of so many rows ends. A scan takes one after the other, live or not, so that none lasts long.
 STRETCH = Statement("SELECT name FROM lock WHERE name > ?2 ORDER BY name LIMIT 1 OFFSET ?3")
-_COLUMNS = {"expires_in": "expires - ?1"}
+_COLUMNS = {"expires_in": "expires - ?1", "place": "NULL"}
 EXPIRED = "owner <> '' AND expires <= ?1 - ?2"
 LIST_EXPIRED = Statement(f"{RECORD} WHERE {EXPIRED} AND name > ?3 ORDER BY name LIMIT ?4")
-REMAINING = Statement("SELECT expires - ?1 FROM lock WHERE name = ?2 AND expires > ?1")
+EXPIRED_MEMBERS = Statement(f"{MEMBER} WHERE expires <= ?1 - ?2 AND id > ?3 ORDER BY id LIMIT ?4")
+REMOVE_MEMBERS = Statement("""
+DELETE FROM member WHERE id IN (SELECT id FROM member WHERE expires <= ?1 - ?2 LIMIT ?3) RETURNING name
+""")
+REMAINING = Statement("SELECT expires - ?1, owner FROM lock WHERE name = ?2 AND expires > ?1")
+#: Of the places, or of an exclusive waiter's word; none if there is a free one.
+REMAINING_MEMBERS = Statement("""
+SELECT min(until) - ?1 FROM (
+    SELECT until FROM wanted JOIN lock USING (name, fencing_token) WHERE name = ?2 AND until > ?1
+    UNION ALL
+    SELECT min(expires) FROM member WHERE name = ?2 AND expires > ?1 AND place < ?3 HAVING count(*) >= ?3 AND ?3 > 0
+)
+""")
+WANT = Change("""
+INSERT OR REPLACE INTO wanted
+SELECT name, ?1 + ?3, fencing_token FROM lock WHERE name = ?2 AND owner = '' AND expires > ?1
+""")
 IDLE = "owner = '' AND expires <= ?1 - ?2"
 REMOVE_EXPIRED, REMOVE_IDLE = (
     Statement(f"""
@@ -185,4 +304,11 @@ def data_version(connection: sqlite3.Connection, parameters: Parameters) -> int:
 def scan(fields: Sequence[str]) -> Statement:
     """Name and ``fields`` of the live holds in one stretch."""
     columns = ", ".join(["name", *(_COLUMNS.get(field, field) for field in fields)])
-    return Statement(f"SELECT {columns} FROM lock WHERE name > ?2 AND name <= ?3 AND expires > ?1")
+    return Statement(f"SELECT {columns} FROM lock WHERE name > ?2 AND name <= ?3 AND owner <> '' AND expires > ?1")
+
+
+@functools.cache
+def scan_members(fields: Sequence[str]) -> Statement:
+    """The same of the shared and placed ones, by their ids, which come first."""
+    columns = ", ".join(["id", "name", *("expires - ?1" if field == "expires_in" else field for field in fields)])
+    return Statement(f"SELECT {columns} FROM member WHERE id > ?2 AND expires > ?1 ORDER BY id LIMIT ?3")
