@@ -70,7 +70,7 @@ def test_record_key_links_to_its_record(client: Client) -> None:
 def test_what_is_unknown_is_a_dash(client: Client) -> None:
     with held("hand-made"):
         operations = lock_backends.operations("default")
-        [lease] = operations._leases.values()  # type: ignore[attr-defined]
+        [[lease]] = operations._leases.values()  # type: ignore[attr-defined]
         lease.holder = "not JSON"
         assert 'aria-label="unknown">\N{EN DASH}<' in page(client)
 

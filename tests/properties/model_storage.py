@@ -43,7 +43,7 @@ class LocalStorage(Storage):
     strategy = Local()
 
     def expire(self, key: LockKey) -> None:
-        self.backend._leases[key.name].expires = clock.now() - 1
+        self.backend._leases[key.name][0].expires = clock.now() - 1
 
 
 class SqliteStorage(Storage):

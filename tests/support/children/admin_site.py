@@ -45,7 +45,7 @@ class LongRunning(LocalLockBackend):
 
     def acquire(self, name, owner, ttl, holder, deadline):
         grant = super().acquire(name, owner, ttl, holder, deadline)
-        self._leases[name].acquired_at -= self.age
+        self._leases[name][0].acquired_at -= self.age
         return grant
 
 
