@@ -240,14 +240,18 @@ def _leave_of_class(entry: Entry, manager: Any, exc_type: object, exc: BaseExcep
     _entry_to_leave(entry, manager._entrance).leave(exc)
 
 
-async def _aleave(entry: Entry, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-    await _entry_to_leave(entry, None).aleave(exc)
+def _aleave(entry: Entry, exc_type: object, exc: BaseException | None, traceback: object) -> Any:
+    return _aleaving(_entry_to_leave(entry, None), exc, entry.statement and entry.statement())
 
 
-async def _aleave_of_class(
-    entry: Entry, manager: Any, exc_type: object, exc: BaseException | None, traceback: object
-) -> None:
-    await _entry_to_leave(entry, manager._entrance).aleave(exc)
+async def _aleaving(entry: Entry, exc: BaseException | None, statement: object) -> None:
+    # Keeps the statement's object, which the interpreter drops before it awaits this. Without it the background thread
+    # took the block for one that is gone, and at times released first: no loss was told.
+    await entry.aleave(exc)
+
+
+def _aleave_of_class(entry: Entry, manager: Any, exc_type: object, exc: BaseException | None, traceback: object) -> Any:
+    return _entry_to_leave(entry, manager._entrance).aleave(exc)
 
 
 exit_of_statement = Exit(_leave, _leave_of_class)

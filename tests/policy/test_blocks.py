@@ -4,11 +4,12 @@ import asyncio
 import contextlib
 import gc
 import threading
+import time
 import weakref
 
 import pytest
 
-from angee_jobs.locks import lock, task_lock
+from angee_jobs.locks import LockLostError, lock, lock_backends, task_lock, task_lock_is_held
 from angee_jobs.locks.background import Finalizer, background
 from tests.support.servers import eventually
 
@@ -43,8 +44,52 @@ def test_a_block_that_is_left_says_nothing_to_the_renewal_thread(notes, form):
             raise KeyError
         with contextlib.ExitStack() as stack:
             stack.enter_context(form("stacked"))
+    asyncio.run(leave_blocks_of_tasks(form))
     the_thread_has_read()
     assert [note for note in notes if isinstance(note, Finalizer)] == []
+
+
+async def leave_blocks_of_tasks(form):
+    for _ in range(20):
+        async with form("left"):
+            pass
+        with contextlib.suppress(KeyError):
+            async with form("raises"):
+                raise KeyError
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(form("stacked"))
+
+
+@pytest.mark.parametrize("alias", ["local", "sqlite"])
+def test_a_task_leaves_its_block_before_the_renewal_thread_does(notes, alias):
+    """Between the call of ``__aexit__`` and the first step of its coroutine, the interpreter drops what it called.
+
+    The renewal thread took the block for one that was gone, and released. So a hold that had been lost was not told as
+    lost (seen as a violation of ``ownership`` in the torture run).
+    """
+
+    async def leave(mine):
+        leave = mine.__aexit__
+        await mine.__aenter__()
+        lock_backends.operations(alias).force_release(mine.name, time.monotonic() + 10)
+        leaving = leave(None, None, None)
+        del leave
+        the_thread_has_read()
+        await leaving
+
+    mine = lock("task-leaves", backend=alias)
+    with pytest.raises(LockLostError):
+        asyncio.run(leave(mine))
+
+
+def test_a_coroutine_that_leaves_and_is_never_awaited_frees_its_lock(notes):
+    async def leave(mine):
+        leave = mine.__aexit__
+        await mine.__aenter__()
+        leave(None, None, None).close()
+
+    asyncio.run(leave(lock("never-awaited")))
+    eventually(lambda: not task_lock_is_held("never-awaited"))
 
 
 def test_a_lock_is_gone_when_nobody_has_it_any_more():
