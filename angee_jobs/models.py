@@ -38,6 +38,32 @@ class TaskLock(models.Model):
         return self.name
 
 
+class LockMember(models.Model):
+    """One place of a key that several may hold, or one of its shared holds: held, expired, or free.
+
+    While members live, the row of the key in :class:`TaskLock` has ``*`` for its owner, and ends with the last of them.
+    The row with the number -1 is the word of an exclusive waiter.
+    """
+
+    pk = models.CompositePrimaryKey("digest", "number")
+    digest = models.CharField(_("digest of the name"), max_length=64)
+    number = models.IntegerField(_("place"), help_text=_("From 1000 on: a shared hold."))
+    name = models.TextField(_("name"))
+    owner = models.CharField(_("hash of the owner id"), max_length=64, help_text=_("Empty: nobody holds it."))
+    holder = models.TextField(_("holder"), help_text=_("Host, process, thread and task, as JSON."))
+    acquired_at = models.DateTimeField(_("acquired at"))
+    expires_at = models.DateTimeField(_("expires at"), help_text=_("Of a free place: when it was released."))
+    fencing_token = models.BigIntegerField(_("fencing token"))
+
+    class Meta:
+        verbose_name = _("place of a lock")
+        verbose_name_plural = _("places of locks")
+        default_permissions = ("view",)
+
+    def __str__(self) -> str:
+        return self.name
+
+
 class SessionHold(models.Model):
     """What ``pg_locks`` does not know about a session lock: its name, and who holds it.
 

@@ -5,7 +5,7 @@ from django.apps import apps
 from django.core.management import call_command
 from django.db import connections
 
-from angee_jobs.models import LockGuard, SessionHold, TaskLock
+from angee_jobs.models import LockGuard, LockMember, SessionHold, TaskLock
 from tests.support.pg_helpers import alias_with
 
 SEQUENCE = "SELECT seqstart, seqcache FROM pg_sequence WHERE seqrelid = 'angee_jobs_fencing_token'::regclass"
@@ -16,7 +16,7 @@ def test_the_migration_is_complete():
 
 
 def test_it_goes_back_and_forth_on_sqlite():
-    tables = {model._meta.db_table for model in (TaskLock, LockGuard, SessionHold)}
+    tables = {model._meta.db_table for model in (TaskLock, LockMember, LockGuard, SessionHold)}
     call_command("migrate", "angee_jobs", "zero", database="other", verbosity=0)
     assert not tables & set(connections["other"].introspection.table_names())
     call_command("migrate", "angee_jobs", database="other", verbosity=0)
@@ -42,14 +42,18 @@ def test_it_goes_back_and_forth_on_postgres(postgres):
         postgres.query("DROP DATABASE migrations", dbname="postgres")
 
 
-def test_no_column_that_changes_has_an_index(postgres):
+@pytest.mark.parametrize(
+    ("table", "columns"), [("angee_jobs_tasklock", ["digest"]), ("angee_jobs_lockmember", ["digest", "number"])]
+)
+def test_no_column_that_changes_has_an_index(table, columns, postgres):
     """Else updates of the lock table could not stay on their page."""
     [indexed] = postgres.query(
         "SELECT array_agg(DISTINCT attname::text) FROM pg_attribute WHERE attrelid IN"
-        " (SELECT indexrelid FROM pg_index WHERE indrelid = 'angee_jobs_tasklock'::regclass)"
+        " (SELECT indexrelid FROM pg_index WHERE indrelid = %s::regclass)",
+        [table],
     )
-    assert indexed == (["digest"],)
-    [(options,)] = postgres.query("SELECT reloptions FROM pg_class WHERE relname = 'angee_jobs_tasklock'")
+    assert indexed == (columns,)
+    [(options,)] = postgres.query("SELECT reloptions FROM pg_class WHERE relname = %s", [table])
     assert "fillfactor=50" in options
 
 
@@ -61,7 +65,7 @@ def test_the_sequence_belongs_to_no_column(postgres):
     assert owners == 0
 
 
-@pytest.mark.parametrize("model", [TaskLock, LockGuard, SessionHold])
+@pytest.mark.parametrize("model", [TaskLock, LockMember, LockGuard, SessionHold])
 def test_models_say_what_they_are(model):
     assert str(model(name="angee:name:x")) == "angee:name:x"
     assert model._meta.default_permissions == ("view",)

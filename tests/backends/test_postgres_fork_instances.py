@@ -23,7 +23,7 @@ from tests.support.servers import eventually
 __all__ = ["in_production"]
 
 NAME = "angee:name:forked"
-_owners = map("owner-{}".format, itertools.count())
+_owners = map("owner{}".format, itertools.count())
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 

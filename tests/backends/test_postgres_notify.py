@@ -25,7 +25,7 @@ from tests.support.servers import PostgresServer, free_port, require
 __all__ = ["in_production"]
 
 NAME = "angee:name:notify"
-_owners = map("owner-{}".format, itertools.count())
+_owners = map("owner{}".format, itertools.count())
 
 pytestmark = pytest.mark.usefixtures("needs_postgres", "in_production")
 

@@ -14,7 +14,7 @@ from tests.support.strategies import PostgresTable
 class PooledTable(PostgresTable):
     alias = "pgbouncer_table"
     databases = ("postgres",)
-    lacks = {"push": "notifications do not pass a pooler", "places": "not yet"}
+    lacks = {"push": "notifications do not pass a pooler"}
     pooler: PgBouncer
 
     @contextlib.contextmanager

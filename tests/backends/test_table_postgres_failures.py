@@ -56,11 +56,12 @@ def test_deadlines_of_one_millisecond_leave_nothing(backend, postgres):
     assert acquire(backend)[1]
 
 
-def test_interrupts_in_mid_query_leave_nothing(backend, postgres):
+@pytest.mark.parametrize("kind", ["", "-1", "-shared"])
+def test_interrupts_in_mid_query_leave_nothing(kind, backend, postgres):
     """As Celery's soft time limit does."""
     interrupts = 0
     for number in range(400):
-        owner = f"struck-{number}"
+        owner = f"struck{number}{kind}"
         try:
             with interrupted_after(0.0001 + 0.00001 * (number % 150)):
                 for _ in range(100):

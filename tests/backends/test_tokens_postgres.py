@@ -20,7 +20,7 @@ from tests.support.servers import PostgresServer, free_port, postgres_programs, 
 __all__ = ["in_production"]
 
 NAME = "angee:name:tokens"
-_owners = map("owner-{}".format, itertools.count())
+_owners = map("owner{}".format, itertools.count())
 
 pytestmark = pytest.mark.usefixtures("needs_postgres", "in_production")
 
@@ -268,7 +268,7 @@ def test_tokens_of_a_key_go_up_for_many_sessions_at_once(postgres, backend_class
     def work(number):
         with made(backend_class) as backend:
             for turn in range(60):
-                owner, name = f"{number}-{turn}", f"{NAME}{turn % 3}"
+                owner, name = f"{number}x{turn}", f"{NAME}{turn % 3}"
                 grant = backend.acquire(name, owner, 30.0, "{}", within(20))
                 if grant:
                     tokens.append((name, grant.fencing_token))  # in the order of the grants, since it is held

@@ -11,7 +11,7 @@ from tests.support.pg_helpers import (
 )
 
 NAME = "angee:name:table"
-_owners = map("owner-{}".format, itertools.count())
+_owners = map("owner{}".format, itertools.count())
 
 
 @pytest.fixture(params=["postgres", "pgbouncer"])
@@ -27,7 +27,7 @@ def direct(postgres, in_production):
 
 
 def _backend(alias, postgres):
-    postgres.query("TRUNCATE angee_jobs_tasklock")
+    postgres.query("TRUNCATE angee_jobs_tasklock, angee_jobs_lockmember")
     backend = TableLockBackend(alias=alias)
     assert isinstance(backend, PostgresTableLockBackend)
     yield backend

@@ -103,7 +103,6 @@ class SqliteTable(OurStrategy):
 class PostgresTable(OurStrategy):
     alias = "postgres_table"
     databases = ("postgres", "default")
-    lacks = {"places": "not yet"}
 
     def __init__(self) -> None:
         self.server: PostgresServer | None = None
@@ -121,7 +120,7 @@ class PostgresTable(OurStrategy):
         assert deleted == 1
 
     def empty(self) -> None:
-        self._server().query("TRUNCATE angee_jobs_tasklock")
+        self._server().query("TRUNCATE angee_jobs_tasklock, angee_jobs_lockmember")
 
     @contextlib.contextmanager
     def hanging(self) -> Iterator[None]:

@@ -24,7 +24,7 @@ from ... import clock, process
 from .connecting import hosts_of, shares
 from .errors import NoAnswer, SessionLost, operational_error
 from .parameters import database_name
-from .statements import FATAL_ERROR, Parameter, Request, Row, Statement, literally, rows_of
+from .statements import FATAL_ERROR, PIPELINE_SYNC, Parameter, Request, Row, Statement, literally, rows_of
 
 if TYPE_CHECKING:
     from psycopg.pq.abc import PGconn, PGresult
@@ -91,6 +91,8 @@ class Session:
         self._pgconn: PGconn | None = None
         #: The name of each statement that was used here before; empty until it was worth preparing.
         self._prepared: dict[Statement, bytes] = {}
+        #: Whether several statements are sent as one request, and whether its end, a "sync", has been.
+        self._pipelined = self._synced = False
         self._epoch = 0
         self._poll: Any = None
         self._prefix = b""
@@ -220,6 +222,8 @@ class Session:
     def drain(self, deadline: float) -> None:
         """Read the answer to what was interrupted or not answered in time."""
         while self.busy:
+            if self._pipelined and not self._synced:
+                self._sync()  # interrupted before it: without a sync there would never be an answer
             request = self.pending
             if request is None or request.done:
                 request = self.pending = Request()
@@ -246,33 +250,59 @@ class Session:
         pgconn = self._pgconn
         assert pgconn is not None
         values = [None if value is None else str(value).encode() for value in parameters]
+        statements = [statement] if statement.after is None else [statement.after, statement]
         try:
             if not self.direct and self.server_pid:
-                pgconn.send_query(self._prefix + literally(pgconn, statement.sql, values))
+                literals = [literally(pgconn, each.sql, each.picked(values)) for each in statements]
+                pgconn.send_query(self._prefix + b"; ".join(literals))
                 return
-            name = self._prepared.get(statement)
-            if name is None:
-                self._prepared[statement] = b""
-                pgconn.send_query_params(statement.sql, values)
-                return
-            if not name:  # the second time: worth preparing
-                name = b"%s_%d" % (statement.name, self._epoch)
-                request, self.pending = self.pending, Request()
-                pgconn.send_prepare(name, statement.sql)
-                self._read(self.pending, deadline)
-                from psycopg.errors import DuplicatePreparedStatement
-
-                try:
-                    rows_of(self.pending.results)
-                except DuplicatePreparedStatement:  # interrupted just after it had been prepared
-                    pass
-                self.pending = request
-                self._prepared[statement] = name
-            pgconn.send_query_prepared(name, values)
+            if self._pipelined:  # interrupted before anything of it was sent
+                self._leave_pipeline(pgconn)
+            names = [self._name_prepared(pgconn, each, deadline) for each in statements]
+            if len(statements) > 1:
+                self._pipelined, self._synced = True, False
+                pgconn.enter_pipeline_mode()
+            for each, name in zip(statements, names, strict=True):
+                if name:
+                    pgconn.send_query_prepared(name, each.picked(values))
+                else:
+                    pgconn.send_query_params(each.sql, each.picked(values))
+            if self._pipelined:
+                self._sync()
         except NoAnswer:
             raise NoAnswer(sent=False) from None  # the statement was only being prepared
         except operational_error() as error:
             raise SessionLost(str(error), sent=True) from error
+
+    def _name_prepared(self, pgconn: PGconn, statement: Statement, deadline: float) -> bytes:
+        """The name under which the server has prepared the statement; empty the first time."""
+        name = self._prepared.get(statement)
+        if name is None:
+            self._prepared[statement] = b""
+            return b""
+        if not name:  # the second time: worth preparing
+            name = b"%s_%d" % (statement.name, self._epoch)
+            request, self.pending = self.pending, Request()
+            pgconn.send_prepare(name, statement.sql)
+            self._read(self.pending, deadline)
+            from psycopg.errors import DuplicatePreparedStatement
+
+            try:
+                rows_of(self.pending.results)
+            except DuplicatePreparedStatement:  # interrupted just after it had been prepared
+                pass
+            self.pending = request
+            self._prepared[statement] = name
+        return name
+
+    def _sync(self) -> None:
+        assert self._pgconn is not None
+        self._pgconn.pipeline_sync()
+        self._synced = True
+
+    def _leave_pipeline(self, pgconn: PGconn) -> None:
+        pgconn.exit_pipeline_mode()
+        self._pipelined = False
 
     def forget_prepared(self) -> bool:
         """The server has lost, or no longer wants, what was prepared. False if nothing was."""
@@ -301,10 +331,13 @@ class Session:
                         raise NoAnswer(sent=True)
                     continue
                 result = pgconn.get_result()
-                if result is None:
-                    request.done = True
-                else:
+                if result is not None and result.status != PIPELINE_SYNC:
                     request.results.append(result)
+                elif not self._pipelined or pgconn.status == _CONNECTION_BAD:
+                    request.done = True
+                elif result is not None and pgconn.transaction_status != _TRANSACTION_ACTIVE:
+                    self._leave_pipeline(pgconn)
+                    request.done = True
         except operational_error() as error:
             raise SessionLost(str(error), sent=True) from error
         if pgconn.status == _CONNECTION_BAD:
@@ -349,6 +382,7 @@ class Session:
     def _hang_up(self) -> None:
         pgconn, self._pgconn = self._pgconn, None
         self.pending, self._poll = None, None
+        self._pipelined = False
         self._prepared.clear()
         if pgconn is not None and self.generation == process.generation:
             pgconn.finish()

@@ -17,20 +17,41 @@ if TYPE_CHECKING:
 Row = tuple[bytes | None, ...]
 Parameter = str | int | float | None
 
-#: A result's status in libpq; an integer here, so that this module can be imported without the driver.
-FATAL_ERROR = 7
+#: A result's status in libpq; integers here, so that this module can be imported without the driver.
+FATAL_ERROR, PIPELINE_SYNC = 7, 10
 _PLACEHOLDER = re.compile(rb"\$(\d+)")
 
 
 class Statement:
-    """One SQL statement, with ``$1`` and so on for its parameters."""
+    """One SQL statement, with ``$1`` and so on for its parameters.
 
-    __slots__ = ("name", "sql")
+    With ``after``, that statement goes in front of it in the same request and transaction. The later one sees what was
+    committed before it began itself, and so also what the first one has waited for. Each is sent the parameters that it
+    names. Signal handlers that share a session must not use such a statement.
+    """
+
+    __slots__ = ("after", "name", "picks", "sql")
     _numbers = itertools.count(1)  # one step is atomic: two statements of one name would be taken for each other
 
-    def __init__(self, sql: str) -> None:
+    def __init__(self, sql: str, *, after: str = "") -> None:
         self.sql = " ".join(sql.split()).encode()
         self.name = b"angee_%d" % next(Statement._numbers)
+        self.after: Statement | None = None
+        #: Which of the parameters it is sent, where it has not all of them.
+        self.picks: list[int] = []
+        if after:
+            self.after = Statement(after)
+            for each in (self.after, self):
+                each._pick()
+
+    def _pick(self) -> None:
+        """Number the parameters anew, without gaps: a server would not know the type of one that is not named."""
+        numbers = sorted({int(number) for number in _PLACEHOLDER.findall(self.sql)})
+        self.picks = [number - 1 for number in numbers]
+        self.sql = _PLACEHOLDER.sub(lambda match: b"$%d" % (numbers.index(int(match[1])) + 1), self.sql)
+
+    def picked(self, values: list[bytes | None]) -> list[bytes | None]:
+        return [values[at] for at in self.picks] if self.picks else values
 
 
 class Request:
@@ -66,6 +87,8 @@ def rows_of(results: list[PGresult]) -> list[Row]:
 
             raise error_from_result(result)
         columns = range(result.nfields)
+        if not columns:
+            continue
         rows += [tuple([result.get_value(at, column) for column in columns]) for at in range(result.ntuples)]
     return rows
 

@@ -25,7 +25,18 @@ from typing import TYPE_CHECKING, Any
 from ... import clock, process
 from ...errors import LockBackendError
 from ...keys import name_digest
-from ..base import ALONE, Extension, Grant, Record, finite, owner_digest
+from ..base import (
+    ALONE,
+    MOST_PLACES,
+    SHARED,
+    WANTED_SECONDS,
+    Extension,
+    Grant,
+    Record,
+    finite,
+    owner_digest,
+    places_of,
+)
 from ..postgres import tokens
 from ..postgres.errors import RowLocked, refused
 from ..postgres.listener import Listener
@@ -34,6 +45,7 @@ from ..postgres.pool import Pool
 from ..postgres.statements import Parameter, Row, Statement, milliseconds, number
 from ..postgres.waited import Waited
 from . import TableLockBackend
+from . import postgres_places as members
 from . import postgres_sql as sql
 
 if TYPE_CHECKING:
@@ -72,6 +84,8 @@ class PostgresTableLockBackend(TableLockBackend):
     second.
     """
 
+    most_places = MOST_PLACES
+
     def __init__(self, *, alias: str = "default", ttl: Any = 30) -> None:
         super().__init__(alias=alias, ttl=ttl)
         require_psycopg(alias)
@@ -89,6 +103,8 @@ class PostgresTableLockBackend(TableLockBackend):
         self._reaped_to, self._pass_began = "", 0.0
         self._waited = Waited()  # by digest
         self._poll_pause = POLL_FASTEST
+        #: How many members each of those keys had that are polled for.
+        self._seen: dict[str, int] = {}
 
     @property
     def push(self) -> bool:  # type: ignore[override]
@@ -103,9 +119,13 @@ class PostgresTableLockBackend(TableLockBackend):
     # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        if _is_member(owner):
+            return self._enter(name, owner, ttl, holder, deadline)
         return self._acquire(sql.ACQUIRE, name, owner, ttl, holder, deadline)
 
     def acquire_next(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        if _is_member(owner):  # the lock of its gate is never kept for long
+            return self._enter(name, owner, ttl, holder, deadline)
         return self._acquire(sql.ACQUIRE_NEXT, name, owner, ttl, holder, deadline)
 
     def _acquire(
@@ -121,6 +141,23 @@ class PostgresTableLockBackend(TableLockBackend):
             if self.inspect(name, deadline) is not None:
                 return None
             raise
+        return self._granted(rows, name, hashed, ttl, started)
+
+    def _enter(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        started = clock.now()
+        digest, hashed, places = name_digest(name), owner_digest(owner), _among(places_of(owner))
+        try:
+            rows = self._rows(
+                members.ENTER, digest, name, hashed, _row_timeout(deadline), places, holder, ttl,
+                deadline=deadline, owner=hashed,
+            )  # fmt: skip
+        except RowLocked:
+            if self._rows(members.LEFT, digest, places, deadline=deadline):
+                return None
+            raise
+        return self._granted(rows, name, hashed, ttl, started)
+
+    def _granted(self, rows: list[Row], name: str, hashed: str, ttl: float, started: float) -> Grant | None:
         if clock.now() - started > GRANT_SECONDS:
             raise LockBackendError(f"The grant of {name} came too late to count", name=name, uncertain=True)
         if rows:
@@ -128,10 +165,30 @@ class PostgresTableLockBackend(TableLockBackend):
         return _grant(rows)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
+        placed = [each for each in extensions if _is_member(each.owner)]
+        if not placed:
+            return self._extend(sql.EXTEND, extensions, deadline)
+        alone = [each for each in extensions if not _is_member(each.owner)]
+        if not alone:
+            return self._extend(members.EXTEND, placed, deadline)
+        extended: list[str] = []
+        failure: LockBackendError | None = None
+        for each in (alone, placed):
+            try:
+                extended += self.extend(each, deadline)
+            except LockBackendError as error:
+                extended += error.extended
+                failure = error
+        if failure is not None:
+            failure.extended = extended
+            raise failure
+        return extended
+
+    def _extend(self, statement: Statement, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
         owners = {owner_digest(each.owner): each.owner for each in extensions}
         try:
             rows = self._rows(
-                sql.EXTEND,
+                statement,
                 _array([name_digest(each.name) for each in extensions]),
                 _array(owners),
                 _array([each.ttl for each in extensions]),
@@ -166,10 +223,11 @@ class PostgresTableLockBackend(TableLockBackend):
     def release(self, name: str, owner: str, deadline: float) -> bool:
         hashed = owner_digest(owner)
         self._pool.drain(hashed, deadline)  # or a grant that was given up waiting for could come after this
-        rows = self._end(
-            sql.RELEASE, sql.RELEASE_SILENTLY, name_digest(name), hashed, _row_timeout(deadline),
-            deadline=deadline,
-        )  # fmt: skip
+        digest, wait = name_digest(name), _row_timeout(deadline)
+        if _is_member(owner):
+            rows = self._end(members.LEAVE, members.LEAVE_SILENTLY, digest, wait, hashed, deadline=deadline)
+        else:
+            rows = self._end(sql.RELEASE, sql.RELEASE_SILENTLY, digest, hashed, wait, deadline=deadline)
         self._leases.pop(hashed, None)
         self._until_tidy -= 1
         if self._until_tidy <= 0:
@@ -178,14 +236,19 @@ class PostgresTableLockBackend(TableLockBackend):
         return bool(rows)
 
     def adopt(self, name: str, owner: str, new_owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        rows = self._rows(
-            sql.ADOPT, name_digest(name), owner_digest(owner), owner_digest(new_owner), holder, ttl,
-            _row_timeout(deadline), deadline=deadline, owner=owner_digest(new_owner), again=False,
-        )  # fmt: skip
-        return _grant(rows)
+        digest, hashed, new, wait = (
+            name_digest(name),
+            owner_digest(owner),
+            owner_digest(new_owner),
+            _row_timeout(deadline),
+        )
+        statement, parameters = sql.ADOPT, (digest, hashed, new, holder, str(ttl), wait)
+        if _is_member(owner):
+            statement, parameters = members.ADOPT, (digest, wait, hashed, new, holder, str(ttl))
+        return _grant(self._rows(statement, *parameters, deadline=deadline, owner=new, again=False))
 
     def inspect(self, name: str, deadline: float) -> Record | None:
-        rows = self._rows(sql.INSPECT, name_digest(name), deadline=deadline)
+        rows = self._rows(members.INSPECT, name_digest(name), deadline=deadline)
         return _record(rows[0]) if rows else None
 
     def list_held(self, deadline: float) -> Iterator[Record]:
@@ -194,20 +257,25 @@ class PostgresTableLockBackend(TableLockBackend):
         digests = [(row[0] or b"").decode() for row in self._rows(sql.DIGESTS, deadline=deadline)]
         for at in range(0, len(digests), sql.PAGE_ROWS):
             page = _array(digests[at : at + sql.PAGE_ROWS])
-            yield from map(_record, self._rows(sql.HELD, page, deadline=clock.now() + seconds))
+            yield from map(_record, self._rows(members.HELD, page, deadline=clock.now() + seconds))
 
     def scan_held(self, fields: Sequence[str], deadline: float) -> Iterator[Sequence[tuple[Any, ...]]]:
-        rows = self._rows(sql.scan(tuple(fields)), deadline=deadline)
+        rows = self._rows(members.scan(tuple(fields)), deadline=deadline)
         readers = [_text, *(_text if field == "holder" else number for field in fields)]
         for at in range(0, len(rows), sql.PAGE_ROWS):
             columns = zip(*rows[at : at + sql.PAGE_ROWS], strict=True)
             yield list(zip(*(map(read, column) for read, column in zip(readers, columns, strict=True)), strict=True))
 
     def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
-        return [*map(_record, self._rows(sql.HELD, _array([*map(name_digest, names)]), deadline=deadline))]
+        return [*map(_record, self._rows(members.HELD, _array([*map(name_digest, names)]), deadline=deadline))]
 
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
-        return self._pages(sql.EXPIRED, deadline, grace)
+        yield from self._pages(sql.EXPIRED, deadline, grace)
+        after: tuple[str, int] = "", members.WORD
+        seconds = deadline - clock.now()
+        while rows := self._rows(members.EXPIRED, *after, grace, deadline=clock.now() + seconds):
+            yield from (_record(row[2:]) for row in rows)
+            after = _text(rows[-1][0]), int(rows[-1][1] or 0)
 
     def _pages(self, statement: Statement, deadline: float, *parameters: Parameter) -> Iterator[Record]:
         """One short statement per page, so that a slow reader keeps no snapshot. Each has as long as the first."""
@@ -230,11 +298,14 @@ class PostgresTableLockBackend(TableLockBackend):
             self._reaped_to = ""
             removed += self._reap(grace, batch_size - removed, deadline)
         if removed < batch_size:
+            removed += _count(self._rows(members.REAP, grace, batch_size - removed, deadline=deadline, again=False))
+        if removed < batch_size:
             self._reaped_to = ""
             half = (clock.now() + deadline) / 2
             with contextlib.suppress(LockBackendError):  # what was reaped counts, and the idle can wait
-                while _count(self._rows(sql.SWEEP, batch_size, deadline=deadline)) == batch_size and clock.now() < half:
-                    pass
+                for sweep in (sql.SWEEP, members.SWEEP):
+                    while _count(self._rows(sweep, batch_size, deadline=deadline)) == batch_size and clock.now() < half:
+                        pass
         return removed
 
     def _reap(self, grace: float, limit: int, deadline: float) -> int:
@@ -244,21 +315,32 @@ class PostgresTableLockBackend(TableLockBackend):
 
     def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
         rows = self._end(
-            sql.FORCE, sql.FORCE_SILENTLY, name_digest(name), _row_timeout(deadline), fencing_token, deadline=deadline
-        )
-        return _record(rows[0][1:]) if rows else None
+            members.FORCE, members.FORCE_SILENTLY, name_digest(name), _row_timeout(deadline), fencing_token,
+            deadline=deadline,
+        )  # fmt: skip
+        return _record(rows[0]) if rows else None
 
     def remaining(self, name: str, deadline: float, places: int = ALONE) -> float | None:
         digest = name_digest(name)
         self._waited.add(digest, name)
-        rows = self._rows(sql.LEFT, digest, deadline=deadline)
+        if places == ALONE:
+            rows = self._rows(sql.LEFT, digest, deadline=deadline)
+        else:
+            rows = self._rows(members.LEFT, digest, _among(places), deadline=deadline)
         if not rows:
             return None
-        left, waited = number(rows[0][0]), number(rows[0][1])
-        if not self.push or (waited is not None and waited >= sql.WAITED_ANEW):
-            return left
+        left, waited, gate = number(rows[0][0]), number(rows[0][1]), rows[0][2:] == (b"t",)
+        wait = _row_timeout(deadline)
         try:
-            rows = self._rows(sql.MARK, digest, _row_timeout(deadline), deadline=deadline)
+            if gate:
+                wanted = min(WANTED_SECONDS, deadline - clock.now())
+                self._rows(members.WANT, digest, wanted, wait, deadline=deadline)
+            if not self.push or (waited is not None and waited >= sql.WAITED_ANEW):
+                return left
+            if places == ALONE:
+                rows = self._rows(sql.MARK, digest, wait, deadline=deadline)
+            else:
+                rows = self._rows(members.MARK, digest, _among(places), wait, deadline=deadline)
         except LockBackendError as error:
             if refused(error):  # a locked row, or a full disk: the wait goes on at the fallback interval
                 return left
@@ -281,7 +363,7 @@ class PostgresTableLockBackend(TableLockBackend):
     def check_database(self, databases: Collection[str]) -> list[CheckMessage]:
         from ..postgres.checks import check_postgres
 
-        return check_postgres(self.db_alias, (tokens.SEQUENCE, sql.TABLE), databases, None)
+        return check_postgres(self.db_alias, (tokens.SEQUENCE, sql.TABLE, members.MEMBERS), databases, None)
 
     # Inside.
 
@@ -312,9 +394,12 @@ class PostgresTableLockBackend(TableLockBackend):
             except queue.Empty:
                 pass
             names = self._waited.recent()
-            rows = self._rows(sql.STILL_HELD, _array(names), deadline=clock.now() + max(left, 1.0))
-            held = {row[0].decode() for row in rows if row[0]}
-            if free := [name for digest, name in names.items() if digest not in held]:
+            rows = self._rows(members.STILL_HELD, _array(names), deadline=clock.now() + max(left, 1.0))
+            held = {_text(row[0]): row[1] for row in rows}
+            seen, self._seen = self._seen, {each: int(count) for each, count in held.items() if count is not None}
+            # Where members hold it, there may be room when they are fewer than they were, or were not there.
+            fewer = {each for each, count in self._seen.items() if count < seen.get(each, count + 1)}
+            if free := [name for digest, name in names.items() if digest not in held or digest in fewer]:
                 self._poll_pause = POLL_FASTEST
                 return free
             self._poll_pause = min(self._poll_pause * POLL_GROWTH, POLL_SLOWEST)
@@ -323,7 +408,8 @@ class PostgresTableLockBackend(TableLockBackend):
     def _tidy(self, deadline: float) -> None:
         """Remove idle rows among some that follow a random digest: a bounded, fair sample, however large the table."""
         try:
-            self._rows(sql.TIDY, secrets.token_hex(32), deadline=deadline)
+            for tidy in (sql.TIDY, members.TIDY):
+                self._rows(tidy, secrets.token_hex(32), deadline=deadline)
         except LockBackendError:
             pass  # a matter of size only; the next one comes soon
 
@@ -331,13 +417,24 @@ class PostgresTableLockBackend(TableLockBackend):
 def _grant(rows: list[Row]) -> Grant | None:
     if not rows:
         return None
-    token, acquired_at, expires_at = rows[0]
+    token, acquired_at, expires_at = rows[0][:3]
     assert token is not None
-    return Grant(int(token), number(acquired_at), number(expires_at))
+    place = int(rows[0][3] or 0) if len(rows[0]) > 3 else members.FIRST_SHARED
+    return Grant(int(token), number(acquired_at), number(expires_at), place if place < members.FIRST_SHARED else None)
+
+
+def _is_member(owner: str) -> bool:
+    return "-" in owner and places_of(owner) != ALONE
+
+
+def _among(places: int) -> int | None:
+    """The number of places as statements take it: none for a shared hold."""
+    return None if places == SHARED else places
 
 
 def _record(row: Row) -> Record:
     name, holder, acquired_at, expires_at, expires_in, token = row[:6]
+    place = row[6] if len(row) > 6 else None
     return Record(
         name=(name or b"").decode(),
         holder=(holder or b"").decode(),
@@ -345,6 +442,7 @@ def _record(row: Row) -> Record:
         expires_at=finite(number(expires_at)),
         expires_in=finite(number(expires_in)),
         fencing_token=int(token or 0),
+        place=None if place is None else int(place),
     )
 
 

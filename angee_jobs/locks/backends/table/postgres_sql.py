@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Sequence
-
 from ..postgres import tokens
 from ..postgres.statements import Statement
 
@@ -80,18 +77,17 @@ ADOPT = Statement(f"""
         AND set_config('lock_timeout', $6::text, true) || {DURABLE} <> ''
     RETURNING fencing_token, extract(epoch FROM acquired_at), extract(epoch FROM expires_at)
 """)
-INSPECT = Statement(f"SELECT {RECORD} FROM {TABLE} WHERE digest = $1 AND {LIVE}")
 SCAN_COLUMNS = {
     "holder": "holder",
     "acquired_at": "extract(epoch FROM acquired_at)",
     "expires_in": "extract(epoch FROM expires_at - clock_timestamp())",
     "fencing_token": "fencing_token",
+    "place": "place",
 }
-OVER = "owner <> '' AND expires_at <= clock_timestamp() - {} * interval '1 second'"
+OVER = "owner NOT IN ('', '*') AND expires_at <= clock_timestamp() - {} * interval '1 second'"
 PAGE = f"SELECT digest, {RECORD} FROM {TABLE} WHERE digest > $1 AND {{}} ORDER BY digest LIMIT {{}}"
 PAGE_ROWS = 1000
 DIGESTS = Statement(f"SELECT digest FROM {TABLE} WHERE {LIVE}")
-HELD = Statement(f"SELECT {RECORD} FROM {TABLE} WHERE digest = ANY($1::text[]::varchar[]) AND {LIVE}")
 EXPIRED = Statement(PAGE.format(OVER.format("$2::float8"), PAGE_ROWS))
 REAP = Statement(f"""
     WITH dead AS (
@@ -106,38 +102,35 @@ REAP = Statement(f"""
     )
     SELECT count(*), max(digest) FROM dead
 """)
-IDLE = f"owner = '' AND expires_at <= clock_timestamp() - interval '{IDLE_SECONDS} seconds'"
-SWEEP = Statement(f"""
-    WITH idle AS (
-        DELETE FROM {TABLE} WHERE digest IN (
-            SELECT digest FROM {TABLE} WHERE {IDLE} LIMIT $1::int FOR UPDATE SKIP LOCKED
-        ) RETURNING digest
-    ) SELECT count(*) FROM idle
-""")
-TIDY = Statement(f"""
-    DELETE FROM {TABLE} WHERE digest IN (
-        SELECT digest FROM {TABLE}
-        WHERE digest IN (SELECT digest FROM {TABLE} WHERE digest >= $1 ORDER BY digest LIMIT {TIDY_ROWS}) AND {IDLE}
-        FOR UPDATE SKIP LOCKED
-    ) AND set_config('synchronous_commit', 'off', true) <> ''
-""")
-_FORCE = f"""
-    WITH held AS (
-        SELECT digest, {RECORD} FROM {TABLE}
-        WHERE digest = $1 AND {LIVE} AND set_config('lock_timeout', $2::text, true) <> ''
-            AND coalesce(fencing_token = $3::bigint, true)
-        FOR UPDATE
-    ), ended AS (
-        UPDATE {TABLE} SET owner = '', expires_at = clock_timestamp()
-        FROM held WHERE {TABLE}.digest = held.digest
-        RETURNING {{tell}} AS told
-    )
-    SELECT held.*, ended.told FROM held, ended
-"""
-FORCE = Statement(_FORCE.format(tell=NOTIFY.replace("digest", f"{TABLE}.digest")))
-FORCE_SILENTLY = Statement(_FORCE.format(tell="NULL"))
+IDLE = f"owner IN ('', '*') AND expires_at <= clock_timestamp() - interval '{IDLE_SECONDS} seconds'"
+
+
+def sweep(table: str, key: str) -> Statement:
+    """Remove at most ``$1`` of the rows that are free and idle."""
+    return Statement(f"""
+        WITH idle AS (
+            DELETE FROM {table} WHERE ({key}) IN (
+                SELECT {key} FROM {table} WHERE {IDLE} LIMIT $1::int FOR UPDATE SKIP LOCKED
+            ) RETURNING digest
+        ) SELECT count(*) FROM idle
+    """)
+
+
+def tidy(table: str, key: str) -> Statement:
+    """Remove them among some rows that follow the digest ``$1``."""
+    return Statement(f"""
+        DELETE FROM {table} WHERE ({key}) IN (
+            SELECT {key} FROM {table}
+            WHERE ({key}) IN (SELECT {key} FROM {table} WHERE digest >= $1 ORDER BY {key} LIMIT {TIDY_ROWS}) AND {IDLE}
+            FOR UPDATE SKIP LOCKED
+        ) AND set_config('synchronous_commit', 'off', true) <> ''
+    """)
+
+
+SWEEP, TIDY = sweep(TABLE, "digest"), tidy(TABLE, "digest")
 LEFT = Statement(f"""
-    SELECT extract(epoch FROM expires_at - clock_timestamp()), extract(epoch FROM waited_until - clock_timestamp())
+    SELECT extract(epoch FROM expires_at - clock_timestamp()), extract(epoch FROM waited_until - clock_timestamp()),
+        owner = '*'
     FROM {TABLE} WHERE digest = $1 AND {LIVE}
 """)
 MARK = Statement(f"""
@@ -145,11 +138,3 @@ MARK = Statement(f"""
     WHERE digest = $1 AND {LIVE} AND {QUICKLY.format("$2::text")}
     RETURNING extract(epoch FROM expires_at - clock_timestamp())
 """)
-STILL_HELD = Statement(f"SELECT digest FROM {TABLE} WHERE digest = ANY($1::text[]::varchar[]) AND {LIVE}")
-
-
-@functools.cache
-def scan(fields: Sequence[str]) -> Statement:
-    """Name and ``fields`` of all live holds."""
-    columns = ", ".join(["name", *(SCAN_COLUMNS[field] for field in fields)])
-    return Statement(f"SELECT {columns} FROM {TABLE} WHERE {LIVE}")
