@@ -5,6 +5,7 @@ it after a test that broke it; `server_dir` is a place for a server of the test'
 packages a test skips and says why; with ANGEE_JOBS_REQUIRE_SERVERS in the environment (as in CI) it fails.
 """
 
+import gc
 import os
 import shutil
 import signal
@@ -61,7 +62,7 @@ def pytest_report_header() -> str:
 SERVER_FIXTURES = {
     *("servers", "server_dir", "postgres", "pgbouncer", "pgbouncer_session", "valkey", "redis7", "celery_queue")
 }
-#: Modules whose tests are runs of other processes, or of many seconds; `--quick` leaves these out too.
+#: Modules whose tests are runs of other processes, or of many seconds; `--quick` does not even import them.
 NOT_QUICK = {
     "test_celery",
     "test_celery_canvas",
@@ -70,15 +71,24 @@ NOT_QUICK = {
     "test_django_tasks",
     "test_exit",
     "test_fork",
+    "test_fork_in_c",
     "test_green_threads",
+    "test_isolation",
+    "test_list_locks",
     "test_liveness",
     "test_model",
+    "test_patches",
     "test_project",
     "test_queues",
     "test_reap_locks",
     "test_run_locked_usage",
     "test_servers",
     "test_strikes",
+    "test_table_sqlite_containers",
+    "test_table_sqlite_fork",
+    "test_table_sqlite_strikes",
+    "test_uwsgi",
+    "test_waiting_in_loops",
 }
 
 #: Modules of few tests that take long. They come first, so that no worker is left with one when the others are done.
@@ -103,6 +113,11 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="only the tests that need no server and no long process run")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    long = collection_path.stem in LONG_MODULES or collection_path.stem in NOT_QUICK
+    return True if long and config.getoption("quick") else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -132,9 +147,14 @@ def no_processes_if_quick(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+def pytest_collection_finish() -> None:
+    """Let no test's gc.collect() go through the thousands of tests that were collected: it takes 0.1 s each time."""
+    gc.freeze()
+
+
 def takes_long(item: pytest.Item) -> bool:
-    """Whether a test needs a server, or is a long run of processes."""
-    if item.path.stem in LONG_MODULES or item.path.stem in NOT_QUICK or item.get_closest_marker("alone"):
+    """Whether a test needs a server, or is marked as long."""
+    if item.get_closest_marker("alone") or item.get_closest_marker("slow"):
         return True
     callspec = getattr(item, "callspec", None)
     backend = callspec.params.get("alias") if callspec else None

@@ -73,6 +73,7 @@ def test_locked_on_async_def(alias):
     nothing_left(key, alias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("executor_size", [1, 40])
 def test_a_thousand_coroutines_all_get_their_turn(alias, executor_size, as_in_production):
     if executor_size > 1 and alias != "local":

@@ -45,6 +45,7 @@ async def usual_seconds(key, alias):
     return min(times)  # the machine may have stood still in one of them
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("contended", [False, True], ids=["alone", "contended"])
 def test_cancelled_at_random_instants(alias, contended):
     key = new_key()

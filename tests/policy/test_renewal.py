@@ -51,6 +51,7 @@ def test_s07_a_backend_that_hangs_costs_no_hold_at_another(key):
     hung.go_on.set()
 
 
+@pytest.mark.slow
 def test_s06_a_backend_that_was_slow_once_has_no_thread_of_its_own_for_ever(key):
     hung = Hung()
     with Lock(key, ttl=4, backend=hung) as held:
@@ -97,6 +98,7 @@ class Recovering(LocalLockBackend):
         return super().extend(extensions, deadline)
 
 
+@pytest.mark.slow
 def test_s09_holds_that_cannot_be_saved_do_not_take_the_others_with_them(key):
     """The time for a batch is not what is left to the most pressing hold of it."""
     backend = Recovering()
@@ -168,6 +170,7 @@ class Leases(ContractCase):
             time.sleep(KEPT / 2)
         assert self.key.name not in renewed
 
+    @pytest.mark.slow
     def test_s46_finalizers_at_any_moment_block_nobody(self) -> None:
         def work() -> None:
             for number in range(15):

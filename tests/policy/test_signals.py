@@ -180,6 +180,7 @@ def test_failing_receivers_break_nothing(connect: Any, caplog: pytest.LogCapture
     assert "A receiver of a lock signal failed" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_slow_receiver_delays_its_caller_alone(connect: Any) -> None:
     """Longer than the ttl: the lock is renewed meanwhile, and others get theirs at once."""
     slow = "slow"

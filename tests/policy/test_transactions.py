@@ -292,6 +292,7 @@ def test_s26_the_pool_option_of_the_connection(postgres, key):
 TTL = 2.25
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrote", ["after", "before and after"])
 def test_s45_a_write_transaction_longer_than_the_ttl(wrote, key):
     """Another thread takes locks all the time, and another process holds one by renewals."""
