@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -199,10 +200,11 @@ def test_each_of_the_three_files_is_looked_at(suffix, how, settled, make, monkey
     assert acquire(backend)
     path = backend.path() + suffix
     if settled:  # as if nothing had changed in the folder for a while, so that its time is trusted
+        monkeypatch.setattr(sqlite_file, "SETTLED_FINE", -1.0)
         monkeypatch.setattr(sqlite_file, "SETTLED", -1.0)
         time.sleep(0.02)  # longer than a file system's clock stands still
         assert not acquire(backend)
-        assert backend.file._folder
+        assert backend.file._settled
     if how == "replaced":
         shutil.copyfile(path, path + ".copy")
         os.replace(path + ".copy", path)
@@ -211,6 +213,32 @@ def test_each_of_the_three_files_is_looked_at(suffix, how, settled, make, monkey
         if how == "deleted":
             os.unlink(path + ".away")
     assert not backend.file._in_place()
+
+
+@pytest.mark.parametrize(("nanoseconds", "settles"), [(123_456_789, 0.5), (0, 3.0), (420_000_000, 3.0)])
+def test_the_time_of_a_folder_is_trusted_when_it_has_stayed_for_a_while(nanoseconds, settles, make, monkeypatch):
+    """By the local clock: a wall clock that was set an hour ahead trusted what had changed just now.
+
+    Half a second is enough where times are finer than milliseconds. Three are long: the looks at three files instead of
+    one folder are a third of what a block takes, and the database's own journal changes the folder with each commit.
+    """
+    at = 100.0
+    backend = make()
+    assert acquire(backend)
+    file, folder = backend.file, os.path.dirname(backend.path())
+    monkeypatch.setattr(sqlite_file, "clock", types.SimpleNamespace(now=lambda: at))
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    os.utime(folder, ns=(0, 1_700_000_000_000_000_000 + nanoseconds))
+
+    def settled_after(seconds):
+        nonlocal at
+        at += seconds
+        assert file._in_place()
+        return file._settled
+
+    assert [settled_after(seconds) for seconds in (0.0, settles - 0.1, 0.2, 0.0)] == [False, False, True, True]
+    os.utime(folder, ns=(0, 1_700_000_001_000_000_000 + nanoseconds))  # what any new file does
+    assert [settled_after(seconds) for seconds in (9.0, settles - 0.1, 0.2)] == [False, False, True]
 
 
 def test_tokens_rise_over_files_that_were_deleted_or_put_back_from_a_copy(make, tmp_path):

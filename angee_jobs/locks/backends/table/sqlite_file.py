@@ -43,8 +43,9 @@ DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_IOERR)
 #: What it says where it may not write.
 UNWRITABLE = (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM)
 REMEDY = "; if that lasts, end all processes that use it, and delete it together with its -wal and -shm"
-#: The folder's time of change is trusted when it is so old, in seconds: some file systems count in steps of two.
-SETTLED = 3.0
+#: The folder's time of change is trusted when it has stayed for so many seconds: some file systems count in steps of
+#: two; those that count finer than milliseconds take the time of the machine's last tick.
+SETTLED, SETTLED_FINE = 3.0, 0.5
 #: A fork waits so long for a request that is under way, in seconds.
 FORK_SECONDS = 5.0
 
@@ -84,7 +85,10 @@ class LockFile:
         self.freed = 0
         self._connection: sqlite3.Connection | None = None
         self._found: tuple[place.Identity | None, ...] = ()
+        #: What was seen of the folder, since when, and whether that is trusted.
         self._folder: tuple[int, ...] | None = None
+        self._folder_since = 0.0
+        self._settled = False
         self._given_up: place.Identity | None = None
         self._new_mutex()
         _all.add(self)
@@ -169,11 +173,14 @@ class LockFile:
             return False
         # It changes with each file that is made, deleted or renamed in it, so that one look is enough for all three.
         seen = (folder.st_mtime_ns, folder.st_ino, folder.st_dev)
-        if seen == self._folder:
+        if seen != self._folder:
+            self._settled, self._folder_since, self._folder = False, clock.now(), seen
+        elif self._settled:
             return True
+        stayed = clock.now() - self._folder_since
         if place.identities(self.path) != self._found:
             return False
-        self._folder = seen if time.time() - folder.st_mtime > SETTLED else None
+        self._settled = stayed > (SETTLED_FINE if folder.st_mtime_ns % 1_000_000 else SETTLED)
         return True
 
     def _open(self) -> sqlite3.Connection:
@@ -199,7 +206,7 @@ class LockFile:
                 # holders of his own, whom nobody else sees. A new file is looked at again for the same reason.
                 found = place.identities(path) if path else ()
                 if not path or (found[0] == before and None not in found):
-                    self._found, self._folder = found, None
+                    self._settled, self._found = False, found
                     self._connection = connection
                     return connection
             except BaseException:
