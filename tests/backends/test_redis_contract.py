@@ -16,8 +16,6 @@ from tests.support.strategies import OurStrategy
 class Redis(OurStrategy):
     """A server, and an alias that leads to it."""
 
-    lacks = {"places": "not yet"}
-
     def __init__(self, alias: str) -> None:
         self.alias = alias
         self.server: RespServer | None = None

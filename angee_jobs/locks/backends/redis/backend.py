@@ -2,7 +2,8 @@
 
 Every operation is one script of ``lua/``, which runs at the server in one piece. What is stored, below one prefix:
 
-* ``hold:<name>``: one hold, a string; its form is explained in ``lua/acquire.lua``
+* ``hold:<name>``: one hold, a string; its form is explained in ``lua/acquire.lua``. Shared and placed holds have more
+  such strings, ``members:<name>`` and, for a while, ``wanted:<name>``: see ``lua/members.lua``
 * ``index``: a sorted set, the names of the holds by the time of their end, so that a list need not search the server
 * ``token``: the last fencing token that was given out, one for all locks
 * ``gone:<digest of an owner>``: a tombstone, for a minute. It refuses a late acquire by an owner that gave up, or
@@ -15,14 +16,26 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Collection, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ... import clock, process
 from ...errors import LockBackendError
 from ...types import Seconds, lease_seconds
-from ..base import ALONE, OPERATION_SECONDS, BaseLockBackend, Extension, Grant, Record, owner_digest
+from ..base import (
+    ALONE,
+    MOST_PLACES,
+    OPERATION_SECONDS,
+    SHARED,
+    WANTED_SECONDS,
+    BaseLockBackend,
+    Extension,
+    Grant,
+    Record,
+    owner_digest,
+    places_of,
+)
+from .answers import HEAD, Answers, member_place
 from .cache import CacheAlias
 from .connection import Script
 from .pool import Connections
@@ -45,8 +58,6 @@ LEFTOVER_SECONDS = 24 * 3600.0
 TIDY_EVERY = 1000
 #: How long that may keep a release from returning.
 TIDY_SECONDS = 0.5
-#: No number of a script has more digits.
-_DIGITS = 20
 
 _ACQUIRE = Script("acquire")
 _EXTEND = Script("extend")
@@ -55,17 +66,27 @@ _ADOPT = Script("adopt")
 _INSPECT = Script("inspect")
 _LIST_EXPIRED = Script("list_expired")
 _SCAN_HELD = Script("scan_held")
-_INSPECT_MANY = Script("inspect_many")
+_INSPECT_MANY = Script("inspect_many", "members")
 _REAP = Script("reap")
 _FORCE_RELEASE = Script("force_release")
-_REMAINING = Script("remaining")
+_REMAINING = Script("remaining", "members")
+_JOIN = Script("join", "members")
+_LEAVE = Script("leave", "members")
+_EXTEND_MEMBERS = Script("extend_members", "members")
+_ADOPT_MEMBER = Script("adopt_member", "members")
+_FORCE_LEAVE = Script("force_leave", "members")
 
-_HEAD = 48
-_HEAD_AND_OWNER = 112
+#: What stands in place of the owner where the key has shared or placed holds, and between its name and the id of one.
+_GATE = b"-" * 64
+_MEMBER = b"\x01"
 
 
 def _digest(owner: str) -> bytes:
     return owner_digest(owner).encode()
+
+
+def _is_shared(owner: str) -> bytes:
+    return b"1" if places_of(owner) == SHARED else b"0"
 
 
 def _micros(seconds: float) -> bytes:
@@ -82,10 +103,13 @@ class _Keys:
     token: bytes
     gone: bytes
     channel: bytes
+    members: bytes
+    wanted: bytes
 
     @classmethod
     def below(cls, prefix: str) -> _Keys:
-        return cls(prefix, *(f"{prefix}{each}".encode() for each in ("hold:", "index", "token", "gone:", "free:")))
+        kinds = ("hold:", "index", "token", "gone:", "free:", "members:", "wanted:")
+        return cls(prefix, *(f"{prefix}{each}".encode() for each in kinds))
 
 
 class RedisLockBackend(BaseLockBackend):
@@ -105,9 +129,12 @@ class RedisLockBackend(BaseLockBackend):
         }
     """
 
+    most_places = MOST_PLACES
+
     def __init__(self, *, cache: str = "default", ttl: Seconds = 30) -> None:
         self.ttl = lease_seconds(ttl)
         self.cache = CacheAlias(cache)
+        self.answers = Answers(self.cache)
         self.connections = Connections(self.cache)
         self.watcher = Watcher(self.connections, self.cache.prefix)
         self._known_keys: _Keys | None = None
@@ -132,11 +159,15 @@ class RedisLockBackend(BaseLockBackend):
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         digest, lock, at = _digest(owner), name.encode(), self._keys()
-        keys = (at.hold + lock, at.index, at.token, at.gone + digest)
-        args = (lock, digest, _micros(ttl), holder.encode())
+        script, keys = _ACQUIRE, [at.hold + lock, at.index, at.token, at.gone + digest]
+        args = [lock, digest, _micros(ttl), holder.encode()]
+        if "-" in owner:
+            script = _JOIN
+            keys += [at.members + lock, at.wanted + lock]
+            args += [b"%d" % places_of(owner), at.hold + lock + _MEMBER]
         self._note_unanswered(owner)
         try:
-            reply, repeated = self.connections.run(_ACQUIRE, keys, args, deadline)
+            reply, repeated = self.connections.run(script, keys, args, deadline)
         except LockBackendError as error:
             if not error.uncertain:
                 self._unanswered.pop(owner, None)
@@ -148,7 +179,7 @@ class RedisLockBackend(BaseLockBackend):
             return None
         if not repeated:
             self._unanswered.pop(owner, None)
-        return None if reply == 0 else self._grant(reply)
+        return None if reply == 0 else self.answers.grant(reply)
 
     def _note_unanswered(self, owner: str) -> None:
         self._unanswered[owner] = None
@@ -156,25 +187,37 @@ class RedisLockBackend(BaseLockBackend):
             self._unanswered.pop(next(iter(list(self._unanswered))), None)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
-        if not extensions:
-            return []
         at = self._keys()
-        keys, args = [at.index], []
-        for each in extensions:
-            lock = each.name.encode()
-            keys.append(at.hold + lock)
-            args += [lock, _digest(each.owner), _micros(each.ttl)]
-        reply, _ = self.connections.run(_EXTEND, keys, args, deadline)
-        if not isinstance(reply, bytes) or len(reply) != len(extensions) or reply.strip(b"01"):
-            raise self._odd(reply)
-        return [each.owner for each, extended in zip(extensions, reply, strict=True) if extended == ord("1")]
+        members = [each for each in extensions if "-" in each.owner]
+        alone = [each for each in extensions if "-" not in each.owner] if members else extensions
+        extended: list[str] = []
+        for batch, script in ((alone, _EXTEND), (members, _EXTEND_MEMBERS)):
+            if not batch:
+                continue
+            keys, args = [at.index], []
+            for each in batch:
+                lock = each.name.encode()
+                keys.append(at.hold + lock)
+                args += [lock, _digest(each.owner), _micros(each.ttl)]
+                if batch is members:
+                    keys.append(at.members + lock)
+                    args += [_is_shared(each.owner), at.hold + lock + _MEMBER]
+            reply, _ = self.connections.run(script, keys, args, deadline)
+            if not isinstance(reply, bytes) or len(reply) != len(batch) or reply.strip(b"01"):
+                raise self.answers.odd(reply)
+            extended += [each.owner for each, answer in zip(batch, reply, strict=True) if answer == ord("1")]
+        return extended
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
         digest, lock, at = _digest(owner), name.encode(), self._keys()
-        keys = (at.hold + lock, at.index, at.gone + digest)
+        script, keys = _RELEASE, [at.hold + lock, at.index, at.gone + digest]
         gone_ms = GONE_MS if owner in self._unanswered else b"0"
-        args = (lock, digest, at.channel + lock, gone_ms)
-        reply, repeated = self.connections.run(_RELEASE, keys, args, deadline)
+        args = [lock, digest, at.channel + lock, gone_ms]
+        if "-" in owner:
+            script = _LEAVE
+            keys.append(at.members + lock)
+            args += [_is_shared(owner), at.hold + lock + _MEMBER]
+        reply, repeated = self.connections.run(script, keys, args, deadline)
         self._unanswered.pop(owner, None)
         if reply == 0 and repeated:
             # Released by the first request, or lost before: neither may be claimed.
@@ -183,7 +226,7 @@ class RedisLockBackend(BaseLockBackend):
                 name=name,
                 uncertain=True,
             )
-        released = self._number(reply) == 1
+        released = self.answers.number(reply) == 1
         self._until_tidy -= 1
         if self._until_tidy <= 0:
             self._until_tidy = TIDY_EVERY
@@ -193,22 +236,29 @@ class RedisLockBackend(BaseLockBackend):
 
     def adopt(self, name: str, owner: str, new_owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         lock, at = name.encode(), self._keys()
-        args = (lock, _digest(owner), _digest(new_owner), _micros(ttl), holder.encode())
-        reply, _ = self.connections.run(_ADOPT, (at.hold + lock, at.index), args, deadline)
-        return None if reply == 0 else self._grant(reply)
+        script, keys = _ADOPT, [at.hold + lock, at.index]
+        args = [lock, _digest(owner), _digest(new_owner), _micros(ttl), holder.encode()]
+        if "-" in owner:
+            script = _ADOPT_MEMBER
+            keys.append(at.members + lock)
+            args += [_is_shared(owner), at.hold + lock + _MEMBER]
+        reply, _ = self.connections.run(script, keys, args, deadline)
+        return None if reply == 0 else self.answers.grant(reply)
 
     def inspect(self, name: str, deadline: float) -> Record | None:
         reply, _ = self.connections.run(_INSPECT, (self._keys().hold + name.encode(),), (), deadline)
-        return self._record_of(name, reply)
+        if isinstance(reply, list) and len(reply) == 2 and isinstance(reply[1], bytes) and reply[1][48:112] == _GATE:
+            return next(iter(self.inspect_many([name], deadline)), None)
+        return self.answers.record_of(name, reply)
 
     def list_held(self, deadline: float) -> Iterator[Record]:
         for now, names, heads, holders in self._scan(deadline, holders=True):
             for name, head, holder in zip(names, heads, holders, strict=True):
-                yield self._described(name, head, holder, now)
+                yield self.answers.described(name, head, holder, now)
 
     def scan_held(self, fields: Sequence[str], deadline: float) -> Iterator[Sequence[tuple[Any, ...]]]:
         for now, names, heads, holders in self._scan(deadline, holders="holder" in fields):
-            columns: list[Sequence[Any]] = [names]
+            columns: list[Sequence[Any]] = [[name.partition("\x01")[0] for name in names]]
             for field in fields:
                 if field == "holder":
                     columns.append(holders)
@@ -216,6 +266,8 @@ class RedisLockBackend(BaseLockBackend):
                     columns.append([int(head[32:]) / 1e6 for head in heads])
                 elif field == "expires_in":
                     columns.append([(int(head[:16]) - now) / 1e6 for head in heads])
+                elif field == "place":
+                    columns.append([member_place(name.partition("\x01")[2]) for name in names])
                 else:
                     columns.append([int(head[16:32]) for head in heads])
             yield [*zip(*columns, strict=True)]
@@ -236,12 +288,12 @@ class RedisLockBackend(BaseLockBackend):
             args = (since, b"%d" % most, at.hold, what)
             reply, _ = self.connections.run(_SCAN_HELD, (at.index,), args, deadline)
             if not isinstance(reply, list) or len(reply) != 4 or not all(isinstance(part, bytes) for part in reply[2:]):
-                raise self._odd(reply)
-            now, looked_at = self._time(reply[0]), self._number(reply[1])
-            flat, step = self._texts(reply[3]), 3 if holders else 2
+                raise self.answers.odd(reply)
+            now, looked_at = self.answers.time(reply[0]), self.answers.number(reply[1])
+            flat, step = self.answers.texts(reply[3]), 3 if holders else 2
             names, heads = flat[::step], flat[1::step]
-            if len(flat) % step or not all(len(head) == _HEAD and head.isascii() and head.isdigit() for head in heads):
-                raise self._odd(reply)
+            if len(flat) % step or not all(len(head) == HEAD and head.isascii() and head.isdigit() for head in heads):
+                raise self.answers.odd(reply)
             texts = flat[2::step] if holders else [""] * len(names)
             fresh = [at for at, name in enumerate(names) if name not in seen]
             if len(fresh) < len(names):
@@ -255,18 +307,20 @@ class RedisLockBackend(BaseLockBackend):
             deadline = max(deadline, clock.now() + OPERATION_SECONDS)
 
     def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
-        locks, hold = [name.encode() for name in names], self._keys().hold
-        reply, _ = self.connections.run(_INSPECT_MANY, [hold + lock for lock in locks], locks, deadline)
-        return self._page(reply)[1]
+        at, locks = self._keys(), [name.encode() for name in names]
+        keys = [key for lock in locks for key in (at.hold + lock, at.members + lock)]
+        args = [arg for lock in locks for arg in (lock, at.hold + lock + _MEMBER)]
+        reply, _ = self.connections.run(_INSPECT_MANY, keys, args, deadline)
+        return self.answers.page(reply)[1]
 
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
         skip, at = 0, self._keys()
         while True:
             args = (_micros(grace), b"%d" % skip, b"%d" % PAGE, at.hold)
             reply, _ = self.connections.run(_LIST_EXPIRED, (at.index,), args, deadline)
-            looked_at, records = self._page(reply)
+            looked_at, records = self.answers.page(reply)
             yield from records
-            if self._number(looked_at) < PAGE:
+            if self.answers.number(looked_at) < PAGE:
                 return
             skip += PAGE
             deadline = max(deadline, clock.now() + OPERATION_SECONDS)
@@ -275,12 +329,12 @@ class RedisLockBackend(BaseLockBackend):
         removed, at = 0, self._keys()
         while removed < batch_size:
             wanted = batch_size - removed
-            args = (_micros(grace), b"%d" % wanted, at.hold)
+            args = (_micros(grace), b"%d" % wanted, at.hold, at.members)
             reply, _ = self.connections.run(_REAP, (at.index,), args, deadline, again=False)
             if not isinstance(reply, list) or len(reply) != 2:
-                raise self._odd(reply)
-            removed += self._number(reply[1])
-            if self._number(reply[0]) < wanted:
+                raise self.answers.odd(reply)
+            removed += self.answers.number(reply[1])
+            if self.answers.number(reply[0]) < wanted:
                 break
         return removed
 
@@ -288,13 +342,23 @@ class RedisLockBackend(BaseLockBackend):
         lock, at = name.encode(), self._keys()
         token = b"" if fencing_token is None else b"%016d" % fencing_token
         args = (lock, at.channel + lock, token)
-        reply, _ = self.connections.run(_FORCE_RELEASE, (at.hold + lock, at.index), args, deadline, again=False)
-        return self._record_of(name, reply)
+        keys = (at.hold + lock, at.index)
+        reply, _ = self.connections.run(_FORCE_RELEASE, keys, args, deadline, again=False)
+        if reply == 1:
+            more = (*args, at.hold + lock + _MEMBER)
+            reply, _ = self.connections.run(_FORCE_LEAVE, (*keys, at.members + lock), more, deadline, again=False)
+            if isinstance(reply, list) and len(reply) == 3 and isinstance(reply[1], bytes):
+                return self.answers.record(reply[1].decode(errors="replace"), reply[2], self.answers.time(reply[0]))
+        return self.answers.record_of(name, reply)
 
     def remaining(self, name: str, deadline: float, places: int = ALONE) -> float | None:
         self.watcher.want(name)
-        reply, _ = self.connections.run(_REMAINING, (self._keys().hold + name.encode(),), (), deadline)
-        micros = self._number(reply)
+        lock, at = name.encode(), self._keys()
+        word = min(WANTED_SECONDS, deadline - clock.now())
+        args = (b"%d" % places, b"%d" % max(1, int(word * 1000)))
+        keys = (at.hold + lock, at.members + lock, at.wanted + lock)
+        reply, _ = self.connections.run(_REMAINING, keys, args, deadline)
+        micros = self.answers.number(reply)
         return micros / 1e6 if micros > 0 else None
 
     def wait_for_change(self, seconds: float) -> Collection[str] | None:
@@ -317,58 +381,3 @@ class RedisLockBackend(BaseLockBackend):
         from .checks import check_server
 
         return check_server(self)
-
-    # Answers. What has another shape than the scripts give does not come from them.
-
-    def _odd(self, reply: object) -> LockBackendError:
-        return LockBackendError(f"{self.cache} gave an answer that means nothing: {reply!r:.100}", uncertain=True)
-
-    def _number(self, reply: object) -> int:
-        if not isinstance(reply, int):
-            raise self._odd(reply)
-        return reply
-
-    def _grant(self, reply: object) -> Grant:
-        if not isinstance(reply, bytes) or len(reply) != _HEAD or not reply.isdigit():
-            raise self._odd(reply)
-        return Grant(int(reply[16:32]), int(reply[32:]) / 1e6, int(reply[:16]) / 1e6)
-
-    def _record_of(self, name: str, reply: object) -> Record | None:
-        if reply == 0:
-            return None
-        if not isinstance(reply, list) or len(reply) != 2:
-            raise self._odd(reply)
-        return self._record(name, reply[1], self._time(reply[0]))
-
-    def _page(self, reply: object) -> tuple[Any, list[Record]]:
-        if not isinstance(reply, list) or len(reply) % 2 or not reply:
-            raise self._odd(reply)
-        now = self._time(reply[0])
-        names = reply[2::2]
-        if not all(isinstance(name, bytes) for name in names):
-            raise self._odd(reply)
-        pairs = zip(names, reply[3::2], strict=True)
-        return reply[1], [self._record(name.decode(errors="replace"), hold, now) for name, hold in pairs]
-
-    def _texts(self, reply: bytes) -> list[str]:
-        try:
-            texts = json.loads(reply.decode(errors="replace"))
-        except (ValueError, RecursionError) as error:
-            raise self._odd(reply) from error
-        if not isinstance(texts, list) or not all(type(text) is str for text in texts):
-            raise self._odd(reply)
-        return texts
-
-    def _time(self, reply: object) -> int:
-        if not isinstance(reply, bytes) or not reply.isdigit() or len(reply) > _DIGITS:
-            raise self._odd(reply)
-        return int(reply)
-
-    def _record(self, name: str, hold: object, now: int) -> Record:
-        if not isinstance(hold, bytes) or not hold[:_HEAD].isdigit() or len(hold) < _HEAD_AND_OWNER:
-            raise self._odd(hold)
-        return self._described(name, hold[:_HEAD].decode(), hold[_HEAD_AND_OWNER:].decode(errors="replace"), now)
-
-    def _described(self, name: str, head: str, holder: str, now: int) -> Record:
-        expires, token, acquired = int(head[:16]), int(head[16:32]), int(head[32:])
-        return Record(name, holder, acquired / 1e6, expires / 1e6, (expires - now) / 1e6, token)

@@ -1,19 +1,26 @@
--- The live holds among some names.
+-- The live holds of some names, also the shared and placed ones.
 --
--- KEYS  the holds
--- ARGV  their names
--- Returns the time in microseconds, the number of names, and name and hold of each.
+-- KEYS  for each name its hold or gate, and its members
+-- ARGV  for each name the name, and what stands before an id in the key of a member
+-- Returns the time in microseconds, the number of names, and name and hold of each hold.
 
-local time = redis.call('TIME')
-local now = time[1] * 1000000 + time[2]
-
-local answer = {string.format('%.0f', now), #KEYS}
-for i, key in ipairs(KEYS) do
+local answer = {string.format('%.0f', now), #KEYS / 2}
+local function tell(name, key)
     local hold = redis.pcall('GET', key)
-    local expires = type(hold) == 'string' and tonumber(string.sub(hold, 1, 16))
-    if expires and expires > now then
-        answer[#answer + 1] = ARGV[i]
+    if type(hold) == 'string' and ends(hold) > now then
+        answer[#answer + 1] = name
         answer[#answer + 1] = hold
+    end
+end
+
+for i = 1, #KEYS, 2 do
+    local hold = redis.pcall('GET', KEYS[i])
+    if type(hold) == 'string' and owner_of(hold) == GATE then
+        for _, id in ipairs(redis.call('ZRANGE', KEYS[i + 1], 0, -1)) do
+            tell(ARGV[i] .. '\1' .. id, ARGV[i + 1] .. id)
+        end
+    else
+        tell(ARGV[i], KEYS[i])
     end
 end
 return answer

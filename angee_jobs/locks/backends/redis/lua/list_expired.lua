@@ -13,7 +13,8 @@ local names = redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', limit, 'LIMIT', ARGV[
 local answer = {string.format('%.0f', now), #names}
 for _, name in ipairs(names) do
     local hold = redis.pcall('GET', ARGV[4] .. name)
-    if type(hold) == 'string' and #hold >= 112 and not string.find(string.sub(hold, 1, 48), '%D') then
+    local gate = type(hold) == 'string' and string.sub(hold, 49, 50) == '--'
+    if type(hold) == 'string' and #hold >= 112 and not gate and not string.find(string.sub(hold, 1, 48), '%D') then
         answer[#answer + 1] = name
         answer[#answer + 1] = hold
     end

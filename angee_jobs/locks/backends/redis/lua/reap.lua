@@ -1,7 +1,8 @@
 -- Remove holds that expired a while ago, the oldest first.
 --
 -- KEYS  the index
--- ARGV  how long ago in microseconds, how many at most, what stands before a name in the key of its hold
+-- ARGV  how long ago in microseconds, how many at most, what stands before a name in the key of its hold, and in that of
+--       its members
 -- Returns the number of entries looked at, and how many holds were removed.
 
 local time = redis.call('TIME')
@@ -18,7 +19,14 @@ for _, name in ipairs(names) do
     else
         redis.call('ZREM', KEYS[1], name)
         if type(hold) == 'string' then -- another kind of key is not ours
-            removed = removed + redis.call('DEL', key)
+            redis.call('DEL', key)
+            if string.sub(hold, 49, 50) ~= '--' then -- the gate of shared and placed holds is none itself
+                removed = removed + 1
+            end
+        end
+        local at = string.find(name, '\1', 1, true)
+        if at then
+            redis.pcall('ZREM', ARGV[4] .. string.sub(name, 1, at - 1), string.sub(name, at + 1))
         end
     end
 end

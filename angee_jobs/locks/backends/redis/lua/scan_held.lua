@@ -16,7 +16,8 @@ local answer = {}
 for i = 1, #found, 2 do
     local hold = redis.pcall('GET', ARGV[3] .. found[i])
     local expires = type(hold) == 'string' and #hold >= 112 and tonumber(string.sub(hold, 1, 16))
-    if expires and expires > now and not string.find(string.sub(hold, 1, 48), '%D') then
+    local gate = expires and string.sub(hold, 49, 50) == '--'
+    if expires and expires > now and not gate and not string.find(string.sub(hold, 1, 48), '%D') then
         answer[#answer + 1] = found[i]
         answer[#answer + 1] = string.sub(hold, 1, 48)
         if ARGV[4] == 'holder' then

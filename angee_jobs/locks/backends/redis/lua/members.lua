@@ -1,0 +1,53 @@
+-- What the scripts about shared and placed holds begin with.
+--
+-- Such a hold is stored as an exclusive one is, below the name of its key, \1 and its id: its place, or the owner if it
+-- is shared. `members:<name>` has the ids by the ends of the holds. The string of the key itself is the gate: its owner
+-- is dashes, and it ends with the last of the members, so that an exclusive hold is refused by that one string.
+
+local GATE = string.rep('-', 64)
+local time = redis.call('TIME')
+local now = time[1] * 1000000 + time[2]
+
+local function ends(hold)
+    return hold and #hold >= 112 and tonumber(string.sub(hold, 1, 16)) or 0
+end
+
+local function owner_of(hold)
+    return string.sub(hold, 49, 112)
+end
+
+-- The id and the string of the live hold of `owner`, or nil.
+local function find(members, before, owner, shared)
+    local ids = shared and {owner} or redis.call('ZRANGEBYSCORE', members, string.format('(%.0f', now), '+inf')
+    for _, id in ipairs(ids) do
+        local hold = redis.call('GET', before .. id)
+        if ends(hold) > now and owner_of(hold) == owner then
+            return id, hold
+        end
+    end
+end
+
+-- Let the gate end with the last member, or go with it. With pcall: the index only makes lists fast.
+local function close(gate, index, members, name)
+    local hold = redis.call('GET', gate)
+    if not hold or owner_of(hold) ~= GATE then
+        return
+    end
+    local last = redis.call('ZREVRANGE', members, 0, 0, 'WITHSCORES')
+    local expires = tonumber(last[2] or 0)
+    redis.pcall('ZREM', index, name)
+    if expires > now then
+        redis.pcall('ZADD', index, string.format('%.0f', expires), name)
+        redis.call('SET', gate, string.format('%016.0f', expires) .. string.sub(hold, 17))
+    else
+        redis.call('DEL', gate)
+    end
+end
+
+-- End a member that has not been reaped.
+local function remove(index, members, before, name, id)
+    redis.call('DEL', before .. id)
+    redis.pcall('ZREM', index, name .. '\1' .. id)
+    redis.call('ZREM', members, id)
+end
+
