@@ -52,7 +52,7 @@ class OwnerId(str):
 def new_owner_id(places: int = ALONE) -> OwnerId:
     """A new secret, for a hold that shares its key so (``places_of()`` reads that)."""
     secret = os.urandom(16).hex()  # as secrets.token_hex does it, in half the time
-    return OwnerId(secret if places == ALONE else f"{secret}-{'shared' if places == SHARED else places}")
+    return OwnerId(secret if places == ALONE else f"{secret}~{'shared' if places == SHARED else places}")
 
 
 class Hold:

@@ -79,7 +79,7 @@ def test_answers_that_mean_nothing(answer):
 
 def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one():
     def answer(words: list[bytes]) -> bytes:
-        return b":2000000\r\n" if b"hold:" in words[3] and len(words) == 4 else b":0\r\n"
+        return b":2000000\r\n" if b"hold:" in words[3] and len(words) == 8 else b":0\r\n"
 
     with FakeServer(answer) as server, backend_for(server.cache) as backend:
 

@@ -298,8 +298,8 @@ def owner_digest(owner: str) -> str:
 def places_of(owner: str) -> int:
     """ALONE, SHARED or the number of places: the end of an owner id says how its hold shares the key.
 
-    So what is attached, extended or released by its owner id alone is found where it is kept. One without a hyphen is
+    So what is attached, extended or released by its owner id alone is found where it is kept. One without a tilde is
     ALONE: a backend may look for that first, which is quicker than this call.
     """
-    kind = owner.partition("-")[2]
+    kind = owner.partition("~")[2]
     return SHARED if kind == "shared" else int(kind) if kind.isdecimal() and len(kind) <= 4 else ALONE

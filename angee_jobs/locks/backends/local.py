@@ -77,7 +77,7 @@ class LocalLockBackend(BaseLockBackend):
             self._leases.pop(name, None)
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        places = places_of(owner) if "-" in owner else ALONE
+        places = places_of(owner) if "~" in owner else ALONE
         with self._mutex:
             live = self._live(name)
             place = None

@@ -161,7 +161,7 @@ class RedisLockBackend(BaseLockBackend):
         digest, lock, at = _digest(owner), name.encode(), self._keys()
         script, keys = _ACQUIRE, [at.hold + lock, at.index, at.token, at.gone + digest]
         args = [lock, digest, _micros(ttl), holder.encode()]
-        if "-" in owner:
+        if "~" in owner:
             script = _JOIN
             keys += [at.members + lock, at.wanted + lock]
             args += [b"%d" % places_of(owner), at.hold + lock + _MEMBER]
@@ -188,8 +188,8 @@ class RedisLockBackend(BaseLockBackend):
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
         at = self._keys()
-        members = [each for each in extensions if "-" in each.owner]
-        alone = [each for each in extensions if "-" not in each.owner] if members else extensions
+        members = [each for each in extensions if "~" in each.owner]
+        alone = [each for each in extensions if "~" not in each.owner] if members else extensions
         extended: list[str] = []
         for batch, script in ((alone, _EXTEND), (members, _EXTEND_MEMBERS)):
             if not batch:
@@ -213,7 +213,7 @@ class RedisLockBackend(BaseLockBackend):
         script, keys = _RELEASE, [at.hold + lock, at.index, at.gone + digest]
         gone_ms = GONE_MS if owner in self._unanswered else b"0"
         args = [lock, digest, at.channel + lock, gone_ms]
-        if "-" in owner:
+        if "~" in owner:
             script = _LEAVE
             keys.append(at.members + lock)
             args += [_is_shared(owner), at.hold + lock + _MEMBER]
@@ -238,7 +238,7 @@ class RedisLockBackend(BaseLockBackend):
         lock, at = name.encode(), self._keys()
         script, keys = _ADOPT, [at.hold + lock, at.index]
         args = [lock, _digest(owner), _digest(new_owner), _micros(ttl), holder.encode()]
-        if "-" in owner:
+        if "~" in owner:
             script = _ADOPT_MEMBER
             keys.append(at.members + lock)
             args += [_is_shared(owner), at.hold + lock + _MEMBER]

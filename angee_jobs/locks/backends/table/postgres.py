@@ -424,7 +424,7 @@ def _grant(rows: list[Row]) -> Grant | None:
 
 
 def _is_member(owner: str) -> bool:
-    return "-" in owner and places_of(owner) != ALONE
+    return "~" in owner and places_of(owner) != ALONE
 
 
 def _among(places: int) -> int | None:

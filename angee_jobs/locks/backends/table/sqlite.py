@@ -97,7 +97,7 @@ class SqliteTableLockBackend(TableLockBackend):
     # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        if "-" in owner:
+        if "~" in owner:
             rows = self.file.run(deadline, sql.JOIN, (name, owner_digest(owner), holder, ttl, places_of(owner)))
         else:
             rows = self.file.run(deadline, sql.ACQUIRE, (name, owner_digest(owner), holder, ttl))
@@ -118,14 +118,14 @@ class SqliteTableLockBackend(TableLockBackend):
         extended: list[str] = []
         for statement, is_member in ((sql.EXTEND, False), (sql.EXTEND_MEMBERS, True)):
             pairs = zip(extensions, owners, strict=True)
-            batch = [[each.name, digest, each.ttl] for each, digest in pairs if ("-" in each.owner) is is_member]
+            batch = [[each.name, digest, each.ttl] for each, digest in pairs if ("~" in each.owner) is is_member]
             if batch:
                 extended += [owners[row[0]] for row in self.file.run(deadline, statement, (json.dumps(batch),))]
         return extended
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
         file = self.file
-        statement = sql.LEAVE if "-" in owner else sql.RELEASE
+        statement = sql.LEAVE if "~" in owner else sql.RELEASE
         released = file.run(deadline, statement.count, (name, owner_digest(owner)))
         file.freed += 1
         self._freed += 1
@@ -137,7 +137,7 @@ class SqliteTableLockBackend(TableLockBackend):
         return released == 1
 
     def adopt(self, name: str, owner: str, new_owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        statement = sql.ADOPT_MEMBER if "-" in owner else sql.ADOPT
+        statement = sql.ADOPT_MEMBER if "~" in owner else sql.ADOPT
         row = self._row(deadline, statement, name, owner_digest(owner), owner_digest(new_owner), holder, ttl)
         return None if row is None else Grant(row[0], row[1], time.time() + ttl, *row[2:])
 
