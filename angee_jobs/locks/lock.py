@@ -15,6 +15,7 @@ from .errors import LockLostError, lost_error
 from .guard import GUARD_SECONDS, guard
 from .hold import Hold, State
 from .keys import LockKey, as_lock_key
+from .misuse import awaited
 from .options import DEFAULTS, LockOptions, Options, spelled_out
 from .renewal import renewer
 from .types import LockInfo, Seconds, lease_seconds, wait_seconds
@@ -86,6 +87,7 @@ class Lock:
             entry.abandon()
             raise
 
+    @awaited
     async def aacquire(self, timeout: Seconds | None = None) -> bool:  # noqa: ASYNC109  the total wait, as in acquire
         """:meth:`acquire` for a coroutine: waiting takes no thread, and a cancellation leaves nothing behind."""
         entry = self._entrance.new_entry()
@@ -112,6 +114,7 @@ class Lock:
         hold = self._hold
         return hold is not None and run(release(hold)) is State.RELEASED
 
+    @awaited
     async def arelease(self) -> bool:
         """:meth:`release` for a coroutine."""
         hold = self._hold
@@ -126,6 +129,7 @@ class Lock:
         hold = self._hold
         return hold is not None and hold.live and run(extend(hold, seconds))
 
+    @awaited
     async def aextend(self, ttl: Seconds | None = None) -> bool:
         """:meth:`extend` for a coroutine."""
         seconds = None if ttl is None else lease_seconds(ttl)
@@ -232,6 +236,7 @@ class Lock:
         """Ask the backend for this hold, with its owner id; None if it is gone."""
         return run(self._info())
 
+    @awaited
     async def ainfo(self) -> LockInfo | None:
         """:meth:`info` for a coroutine."""
         return await arun(self._info())

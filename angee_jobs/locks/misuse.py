@@ -1,15 +1,22 @@
-"""Decorators that are written wrongly: found where they are written, with what to write instead.
+"""What is written wrongly and would be silent: found where it is written, with what to write instead.
 
-Without this they are silent. ``@locked`` without a key takes the function for its key, so that what is queued and
-called is the decorator, which returns a function and never runs the body: a task that succeeds.
+``@locked`` without a key takes the function for its key, so that what is queued and called is the decorator, which
+returns a function and never runs the body: a task that succeeds. ``if billing.aacquire():`` without ``await`` is true.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
-from types import CodeType, FrameType
-from typing import Any
+from collections.abc import Callable, Coroutine, Generator
+from types import CodeType, FrameType, TracebackType
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from asgiref.sync import markcoroutinefunction
+
+P = ParamSpec("P")
+T = TypeVar("T")
 
 NEEDS_KEY = (
     '@locked needs the key of its lock: write @locked("billing-run"), or @locked(lambda order_id: ...) for a key that '
@@ -60,3 +67,39 @@ def _is_decorated_by(function: Any, frame: FrameType) -> bool:
     first = code.co_firstlineno  # of the first decorator
     body = min((line for _, _, line in code.co_lines() if line is not None and line > first), default=first + 1)
     return first <= frame.f_lineno < body
+
+
+class Unawaited(Coroutine[Any, Any, T]):
+    """A coroutine that is neither true nor false; whatever takes a coroutine takes it."""
+
+    __slots__ = ("_coroutine", "_name")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, T], name: str) -> None:
+        self._coroutine, self._name = coroutine, name
+
+    def __bool__(self) -> NoReturn:
+        self._coroutine.close()  # the TypeError says it all: no warning that it was never awaited
+        raise TypeError(f"{self._name}() answers when it is awaited: write `if await ....{self._name}():`")
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        return self._coroutine.__await__()
+
+    def send(self, value: Any) -> Any:
+        return self._coroutine.send(value)
+
+    def throw(self, typ: Any, val: Any = None, tb: TracebackType | None = None) -> Any:
+        # Python 3.12 deprecates the form with three arguments.
+        return self._coroutine.throw(typ) if val is None and tb is None else self._coroutine.throw(typ, val, tb)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+
+def awaited(function: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorate a coroutine function: `if` on a call of it that lacks its ``await`` is a TypeError."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
+        return Unawaited(function(*args, **kwargs), function.__name__)
+
+    return markcoroutinefunction(call)
