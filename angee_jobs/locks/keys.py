@@ -15,8 +15,10 @@ there to stop it.
 
 from __future__ import annotations
 
+import difflib
 import functools
 import hashlib
+import logging
 import re
 import reprlib
 import sys
@@ -30,7 +32,10 @@ from uuid import UUID
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from django.apps import AppConfig
     from django.db.models import Field, Model
+
+logger = logging.getLogger("angee_jobs.locks")
 
 PREFIX = "angee:"
 #: How names begin that stand in the namespace of a backend's alias: no piece of a key comes so early.
@@ -182,7 +187,8 @@ def record_lock_key(model_label: str | type[Model], pk: object, purpose: str) ->
     A label that names an installed model, in any case, becomes the label of its concrete
     model, so that a proxy's records are the very records of the model behind it; a
     multi-table child keeps its own label. A model class does as well. A label of no
-    installed model stays as it is.
+    installed model stays as it is; if its app is installed, a warning is logged once,
+    since most likely it is misspelt, and its locks exclude nothing.
 
     The `pk` is read as the model's primary key field reads it, so that `1` and `"1"`,
     or two spellings of a UUID, are one record. A composite key is a tuple or list with
@@ -252,14 +258,27 @@ def _concrete(model_label: str | type[Model]) -> tuple[str, Sequence[Field[Any, 
     try:
         model = apps.get_model(label)
     except (LookupError, ValueError):
-        for config in apps.get_app_configs():
-            if config.label.lower() == app_label and model_name in config.models:
-                model = config.models[model_name]
-                break
-        else:
+        installed = {config.label.lower(): config for config in apps.get_app_configs()}.get(app_label)
+        if installed is None:
             return label, None
+        if model_name not in installed.models:
+            _warn_of_label(label, installed)
+            return label, None
+        model = installed.models[model_name]
     meta = model._meta.concrete_model._meta
     return meta.label, list(meta.pk_fields)
+
+
+@functools.lru_cache(1024)  # once for each label
+def _warn_of_label(label: str, app: AppConfig) -> None:
+    names = {model.__name__: model._meta.label for model in app.get_models()}
+    close = difflib.get_close_matches(label.partition(".")[2], names, n=1)
+    logger.warning(
+        "record_lock_key(%s, ...): the app is installed, and has no such model. This lock excludes only holders that "
+        "write the label in the same way.%s",
+        _shown(label),
+        f" Did you mean {names[close[0]]}?" if close else "",
+    )
 
 
 def _pk_text(label: str, pk_field: Field[Any, Any] | None, value: object) -> str:

@@ -263,6 +263,21 @@ def test_before_the_models_are_loaded(monkeypatch: pytest.MonkeyPatch, label: st
         record_lock_key(label, 1, "sync")
 
 
+@pytest.mark.usefixtures("shop")
+def test_a_misspelt_label_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Seen: a task that locked "messaging.Chanel" ran beside all that locked "messaging.Channel", in silence."""
+    for pk in (1, 2):
+        assert record_lock_key("shop.Ordre", pk, "sync").name == f"angee:record:shop.Ordre:{pk}:sync"
+    record_lock_key("shop.Xylophone", 1, "sync")
+    record_lock_key("elsewhere.Ordre", 1, "sync")  # of an app that this process need not have
+    told = [record.getMessage() for record in caplog.records]
+    assert [text.partition(",")[0] for text in told] == [
+        f"record_lock_key('shop.{name}'" for name in ("Ordre", "Xylophone")
+    ]
+    assert told[0].endswith("Did you mean shop.Order?")
+    assert "Did you mean" not in told[1]
+
+
 # -- Instances
 
 
