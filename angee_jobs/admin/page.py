@@ -23,6 +23,7 @@ from django.utils.translation import gettext_lazy, ngettext
 
 from ..locks import LockKey
 from ..locks.operations import end_session, holds_beside
+from ..locks.types import printable
 from ..models import TaskLock
 from .listing import Inspector, Row, Target, explain, listing
 from .query import REFRESH, Query
@@ -200,7 +201,7 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
     # The texts of a row.
 
     def _shown(self, request: HttpRequest, row: Row) -> dict[str, Any]:
-        words = in_words(row.key) if row.key is not None else row.name
+        words = printable(in_words(row.key) if row.key is not None else row.name)
         ttl = row.holder.ttl if row.holder is not None else None
         return {
             "row": row,
@@ -224,7 +225,7 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
         name = f"admin:{model._meta.app_label}_{model._meta.model_name}_change"
         try:
             return reverse(name, args=[quote(key.parts[1])], current_app=self.admin_site.name)
-        except NoReverseMatch:
+        except (NoReverseMatch, UnicodeEncodeError):  # a lone surrogate, which no record's key can have
             return ""
 
 

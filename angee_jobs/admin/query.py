@@ -10,6 +10,7 @@ from urllib.parse import urlencode
 
 from ..locks.holder import parse_holder
 from ..locks.keys import LockKey
+from ..locks.types import printable
 
 #: How often the page can reload itself, in seconds; 0: never.
 REFRESH = (0, 5, 15, 60)
@@ -98,7 +99,8 @@ def searcher(text: str) -> Callable[[str, str | None], bool] | None:
             return True
         shown = f"{name}\n{parse_holder(holder) or ''}"
         if "%" in name:
-            shown += "\n" + " ".join(pieces(name))
+            raw = " ".join(pieces(name))
+            shown += f"\n{raw}\n{printable(raw)}"
         shown = shown.casefold()
         return all(word in shown for word in words)
 

@@ -44,6 +44,11 @@ class BrokenBackend(LocalLockBackend):
             raise self.error
         return super().inspect(name, deadline)
 
+    def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Any:
+        if self.error:
+            raise self.error
+        return super().force_release(name, deadline, fencing_token)
+
 
 class TellsNothing:
     """A backend of somebody else, with the least that one must have."""
