@@ -102,26 +102,52 @@ def acquire(
             looks = LOOK_AFTER_WAIT_SECONDS if wait else LOOK_SECONDS
             yield from _refuse(hold, clock.now() - began, raises, looks)
             return False
-        if options.hold_at_least is not None:
-            hold.keep_until = hold.started + options.hold_at_least
-        if options.hold_at_most is not None:
-            hold.latest_end = hold.started + options.hold_at_most
-        renewer.watch(hold, grant, renews=renews)
-        if signals.lock_acquired.receivers:
-            signals.tell(
-                signals.lock_acquired,
-                type(backend),
-                key=hold.key,
-                backend=backend.alias,
-                fencing_token=hold.fencing_token,
-                waited=clock.now() - began,
-            )
+        _granted(hold, grant, options, began, renews=renews)
         return True
     except (LockNotAcquiredError, ImproperlyConfigured, SynchronousOnlyOperation):
         raise  # nothing was granted
     except BaseException as error:
         _abandon_attempt(hold, error)
         raise
+
+
+def acquire_together(holds: list[Hold], options: LockOptions, *, renews: bool) -> Operations[bool]:
+    """Whether all ``holds`` of one backend were granted by one request; False also where it has none for that."""
+    backend, began = holds[0].backend, clock.now()
+    if not backend.acquires_together:
+        return False
+    holder = describe_holder(options.note, holds[0].ttl if backend.leases else None, holds[0].places)
+    for hold in holds:
+        hold.started = began
+    try:
+        wanted = [(hold.name, hold.owner, hold.ttl) for hold in holds]
+        grants: list[Grant] | None = yield Call.of(
+            holds[0], backend.acquire_many, wanted, holder, began + OPERATION_SECONDS
+        )
+    except BaseException as error:
+        for hold in holds:
+            _abandon_attempt(hold, error)
+        raise
+    for hold, grant in zip(holds, grants or (), strict=bool(grants)):
+        _granted(hold, grant, options, began, renews=renews)
+    return grants is not None
+
+
+def _granted(hold: Hold, grant: Grant, options: LockOptions, began: float, *, renews: bool) -> None:
+    if options.hold_at_least is not None:
+        hold.keep_until = hold.started + options.hold_at_least
+    if options.hold_at_most is not None:
+        hold.latest_end = hold.started + options.hold_at_most
+    renewer.watch(hold, grant, renews=renews)
+    if signals.lock_acquired.receivers:
+        signals.tell(
+            signals.lock_acquired,
+            type(hold.backend),
+            key=hold.key,
+            backend=hold.backend.alias,
+            fencing_token=hold.fencing_token,
+            waited=clock.now() - began,
+        )
 
 
 def _abandon_attempt(hold: Hold, error: BaseException) -> None:

@@ -7,20 +7,24 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, TypeVar, Unpack, cast
 
-from .block import Entrance, aenter, aexit_of_statement, enter, exit_of_statement
+from .block import aenter, enter
 from .errors import LockLostError
 from .hold import OwnerId
-from .keys import LockKey, as_lock_key
+from .keys import LockKey
 from .lock import Lock
 from .misuse import check_function, check_key
-from .options import DEFAULTS, LockOptions, Options, spelled_out
+from .options import LockOptions, Options, spelled_out
+from .several import SeveralLocks, entrance_of
+from .statement import aexit_of_statement, exit_of_statement
 from .types import Seconds
 
 P = ParamSpec("P")
 R = TypeVar("R")
+#: A key, or a list of them.
+Keys = LockKey | str | list[LockKey] | list[str] | list[LockKey | str]
 
 
-def lock(key: LockKey | str, **options: Unpack[Options]) -> Lock:
+def lock(key: Keys, **options: Unpack[Options]) -> Lock:
     """A :class:`Lock` on ``key``, for ``with`` and ``async with``.
 
     Entering the block raises LockNotAcquiredError if somebody else holds the lock after ``timeout``. All times are
@@ -47,7 +51,7 @@ def lock(key: LockKey | str, **options: Unpack[Options]) -> Lock:
                 with transaction.atomic(), held.guard():
                     save(batch)
     """
-    return Lock(key, **options)
+    return SeveralLocks(key, **options) if isinstance(key, list) else Lock(key, **options)
 
 
 class task_lock:
@@ -64,8 +68,8 @@ class task_lock:
             sync(channel_id)
     """
 
-    def __init__(self, key: LockKey | str, **options: Unpack[Options]) -> None:
-        self._entrance = Entrance(as_lock_key(key), LockOptions.checked(options) if options else DEFAULTS)  # type: ignore[arg-type]
+    def __init__(self, key: Keys, **options: Unpack[Options]) -> None:
+        self._entrance = entrance_of(key, options)
 
     def __call__(self, *args: object, **kwargs: object) -> NoReturn:
         raise TypeError(
@@ -107,7 +111,7 @@ def _body(function: Any) -> Any:
 
 
 def locked(
-    key: LockKey | str | Callable[..., LockKey | str],
+    key: Keys | Callable[..., Keys],
     *,
     on_refused: Literal["raise", "skip"] = "raise",
     **options: Unpack[Options],
@@ -171,7 +175,7 @@ def locked(
 
 
 def attach_lock(
-    key: LockKey | str,
+    key: Keys,
     owner_id: str,
     *,
     ttl: Seconds | None = None,
@@ -194,7 +198,7 @@ def attach_lock(
     """
     if type(owner_id) is str:
         owner_id = OwnerId(owner_id)  # first of all: now no traceback's variables show it
-    attached = Lock(key, ttl=ttl, auto_extend=auto_extend, note=note, backend=backend)
+    attached = lock(key, ttl=ttl, auto_extend=auto_extend, note=note, backend=backend)
     if not isinstance(owner_id, str):
         raise TypeError(f"owner_id must be the text that detach() returned, not {type(owner_id).__name__}")
     if not owner_id:

@@ -12,8 +12,8 @@ import contextlib
 import functools
 import os
 import threading
-from collections.abc import Callable, Coroutine
-from typing import Any
+from collections.abc import Coroutine
+from typing import Any, ClassVar
 
 from . import process
 from .acquiring import acquire, needs_lease, needs_places, release
@@ -89,7 +89,7 @@ class Entry:
         if options.cancel_on_loss:
             raise ValueError("cancel_on_loss cancels a task: it needs async with")
         transactions = current_transactions()
-        known = (transactions or entrance.attached is not None) and self._has_hold(entrance, transactions)
+        known = (transactions or entrance.attached is not None) and self.has_hold(entrance, transactions)
         if not known:
             self.hold = hold = entrance.new_hold()
             acquiring = acquire(hold, options, options.timeout, ThreadWaker, renews=options.auto_extend, raises=raises)
@@ -101,7 +101,7 @@ class Entry:
         """:meth:`enter` for a coroutine."""
         options = entrance.options
         transactions = await transactions_of_task()
-        if not self._has_hold(entrance, transactions):
+        if not self.has_hold(entrance, transactions):
             self.hold = hold = entrance.new_hold()
             acquiring = acquire(hold, options, options.timeout, TaskWaker, renews=options.auto_extend, raises=raises)
             if not await arun(acquiring):
@@ -113,7 +113,7 @@ class Entry:
                 cancel()
         return entered
 
-    def _has_hold(self, entrance: Entrance, transactions: list[Transaction]) -> bool:
+    def has_hold(self, entrance: Entrance, transactions: list[Transaction]) -> bool:
         """Whether there is a hold for this block already: one that was attached, or that the transaction kept."""
         attached = entrance.attached
         if attached is not None and attached.hold is not None and attached.hold.live:
@@ -192,70 +192,9 @@ class Entry:
             exc.add_note(f"The lock {hold.name} had been lost before the block was left")
 
 
-class Exit:
-    """``__exit__`` or ``__aexit__``, as a descriptor: each with statement gets an object that only it has.
-
-    An exception that strikes at the very first instruction of ``__exit__`` leaves the statement without any code of
-    ours having run. (In a test with a short body one in a hundred did.) A lock that is not dropped then, since it is a
-    module's, say, would be renewed for ever. But the object that the interpreter was about to call is dropped.
-    ``contextlib.ExitStack`` asks the class instead of the object, and keeps what it gets in the same way.
-    """
-
-    def __init__(self, leave: Callable[..., Any], leave_of_class: Callable[..., Any]) -> None:
-        self._leave = leave
-        self._leave_of_class = leave_of_class
-
-    def __get__(self, manager: Any, manager_class: Any) -> Any:
-        entry = Entry(None if manager is None else manager._entrance)
-        # Not a bound method, which the interpreter takes apart, and drops, before it makes the call.
-        leave = functools.partial(self._leave_of_class if manager is None else self._leave, entry)
-        entry.statement = Finalizer(leave, background.put)
-        entry.statement.run = entry.dropped  # a cycle, until the block is left or dropped
-        _opening[threading.get_ident()] = entry
-        return leave
-
-
 #: The entry that a thread is just making, from the look at ``__exit__`` to the call of ``__enter__``.
-_opening: dict[int, Entry] = {}
-process.on_fork(in_child=_opening.clear)
-
-
-def _entry_to_leave(entry: Entry, entrance: Entrance | None) -> Entry:
-    """The entry that ``__exit__`` is about: by hand, that is the caller's innermost, or just the innermost."""
-    if entry.caller:
-        return entry
-    _opening.pop(threading.get_ident(), None)
-    entrance = entrance or entry.entrance
-    entry.statement = entry.entrance = None
-    open_here = [each for each in entrance.entries if not each.left] if entrance is not None else []
-    mine = [each for each in open_here if each.caller == calling()]
-    return next(reversed(mine or open_here), entry)
-
-
-def _leave(entry: Entry, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-    _entry_to_leave(entry, None).leave(exc)
-
-
-def _leave_of_class(entry: Entry, manager: Any, exc_type: object, exc: BaseException | None, traceback: object) -> None:
-    _entry_to_leave(entry, manager._entrance).leave(exc)
-
-
-def _aleave(entry: Entry, exc_type: object, exc: BaseException | None, traceback: object) -> Any:
-    return _aleaving(_entry_to_leave(entry, None), exc, entry.statement and entry.statement())
-
-
-async def _aleaving(entry: Entry, exc: BaseException | None, statement: object) -> None:
-    # Keeps the statement's object, which the interpreter drops before it awaits this. Without it the background thread
-    # took the block for one that is gone, and at times released first: no loss was told.
-    await entry.aleave(exc)
-
-
-def _aleave_of_class(entry: Entry, manager: Any, exc_type: object, exc: BaseException | None, traceback: object) -> Any:
-    return _entry_to_leave(entry, manager._entrance).aleave(exc)
-
-
-exit_of_statement = Exit(_leave, _leave_of_class)
-aexit_of_statement = Exit(_aleave, _aleave_of_class)
+opening: dict[int, Entry] = {}
+process.on_fork(in_child=opening.clear)
 
 
 # What the interpreter calls to enter a block. The try statements stand in these very functions: between the return of a
@@ -289,8 +228,8 @@ async def _aenter(form: Any, entry: Entry, raises: bool) -> Any:
 
 def _lock_of(lock: Any, entry: Entry) -> Any:
     held = object.__new__(type(lock))
-    key = lock.key if entry.hold is None else entry.hold.key
-    held.__dict__ = {**lock.__dict__, "key": key, "_entrance": Entrance(key, lock._entrance.options, entry)}
+    entrance = lock._entrance.of(entry)
+    held.__dict__ = {**lock.__dict__, "key": entrance.key, "_entrance": entrance}
     return held
 
 
@@ -298,6 +237,7 @@ class Entrance:
     """What a lock object is entered through, by many threads and tasks at once: key, options, and the entries made."""
 
     __slots__ = ("attached", "entries", "key", "options")
+    entry_class: ClassVar[type[Entry]] = Entry
 
     def __init__(self, key: LockKey, options: LockOptions, entry: Entry | None = None) -> None:
         self.key = key
@@ -332,20 +272,28 @@ class Entrance:
         """The entry of the with statement that is being entered; a new one if ``__enter__`` is called by hand."""
         if os.getpid() != process.pid:
             process.check()
-        entry = _opening.pop(threading.get_ident(), None) if _opening else None
-        if entry is None or entry.statement is None or entry.statement() is None or entry.entrance not in (None, self):
-            entry = Entry()  # the other one was only looked at
+        entry = opening.pop(threading.get_ident(), None) if opening else None
+        if entry is None or entry.statement is None or entry.statement() is None or not self._is_for(entry):
+            entry = self.entry_class()  # the other one was only looked at
         entry.entrance = None
         entry.is_block = True
         entry.caller = calling()
         return entry
 
+    def _is_for(self, entry: Entry) -> bool:
+        return entry.entrance in (None, self) and type(entry) is self.entry_class
+
+    def of(self, entry: Entry) -> Entrance:
+        """For what a block yields, which speaks for ``entry`` alone."""
+        return Entrance(self.key if entry.hold is None else entry.hold.key, self.options, entry)
+
     def new_entry(self) -> Entry:
         """An entry without a block, whose hold is still to be asked for."""
         process.check()
-        entry = Entry()
+        entry = self.entry_class()
         entry.caller = calling()
-        entry.hold = self.new_hold()
+        if self.entry_class is Entry:
+            entry.hold = self.new_hold()
         return entry
 
     def remember(self, entry: Entry, transactions: list[Transaction]) -> bool:
@@ -353,34 +301,42 @@ class Entrance:
 
         A loss is kept for its caller: the next hold of another thread on the same object does not hide it.
         """
-        hold, entries = entry.hold, self.entries
+        hold = entry.hold
         if hold is not None:
             if transactions and entry.deferred is None:
                 entry.deferred = DeferredRelease(hold, transactions, entry, _release_deferred)
             if entry.statement is None:
                 hold.handle = background.when_dropped(entry, functools.partial(_entry_dropped, hold))
+        self.keep(entry)
+        return hold is not None
+
+    def keep(self, entry: Entry) -> None:
+        entries = self.entries
         for each in list(entries) if entries else ():
             if each.left or (each.is_over and (each.caller == entry.caller or each.state is not State.LOST)):
                 with contextlib.suppress(ValueError):
                     entries.remove(each)
         entries.append(entry)
-        return hold is not None
 
     def current(self) -> Hold | None:
-        """The hold that the caller means: of its own innermost entry, or else the last live one of any caller."""
+        entry = self.current_entry()
+        return None if entry is None else entry.hold
+
+    def current_entry(self) -> Entry | None:
+        """What the caller means: its own innermost entry, or else the last one of any caller that has a live hold."""
         process.check()
         entries = self.entries
         if len(entries) < 2:
-            return entries[0].hold if entries else None
+            return entries[0] if entries else None
         entries = list(entries)
         caller = calling()
         for each in reversed(entries):
             if each.caller == caller and not each.left and (not each.is_over or each.state is State.LOST):
-                return each.hold
+                return each
         for each in reversed(entries):
             if not each.left and each.hold is not None and each.hold.live:
-                return each.hold
-        return entries[-1].hold
+                return each
+        return entries[-1]
 
 
 def _entry_dropped(hold: Hold) -> None:

@@ -181,7 +181,7 @@ class Canceller:
             self._loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
-        if self._armed and self._task is not None:
+        if self._armed and not self._cancelled and self._task is not None:
             self._cancelled = self._task.cancel("The lock was lost")
 
     def disarm(self, exc: BaseException | None) -> bool:

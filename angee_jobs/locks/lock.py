@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self, Unpack
 from . import clock
 from .acquiring import acquire, adopt, detach, extend, release
 from .backends.base import OPERATION_SECONDS, BaseLockBackend
-from .block import Entrance, Entry, aenter, aexit_of_statement, enter, exit_of_statement
+from .block import Entrance, Entry, aenter, enter
 from .concurrency import Call, Operations, TaskWaker, ThreadWaker, arun, run
 from .errors import LockLostError, lost_error
 from .guard import GUARD_SECONDS, guard
@@ -18,6 +18,7 @@ from .keys import LockKey, as_lock_key
 from .misuse import awaited
 from .options import DEFAULTS, LockOptions, Options, spelled_out
 from .renewal import renewer
+from .statement import aexit_of_statement, exit_of_statement
 from .types import LockInfo, Seconds, lease_seconds, wait_seconds
 
 
@@ -100,41 +101,46 @@ class Lock:
     def _acquire(self, entry: Entry, timeout: Seconds | None, make_waker: Any) -> Operations[bool]:
         options, hold = self._entrance.options, entry.hold
         assert hold is not None
-        wait = options.timeout if timeout is None else wait_seconds(timeout)
+        wait = self._wait(timeout)
         if not (yield from acquire(hold, options, wait, make_waker, renews=False, raises=False)):
             return False
         self._entrance.remember(entry, [])
         return True
+
+    def _wait(self, timeout: Seconds | None) -> float | None:
+        return self._entrance.options.timeout if timeout is None else wait_seconds(timeout)
 
     def release(self) -> bool:
         """Release the hold now; False if there is none, or if it was lost.
 
         Frees the lock also where the end of a block would keep it until the transaction's commit.
         """
-        hold = self._hold
-        return hold is not None and run(release(hold)) is State.RELEASED
+        return run(self._release())
 
     @awaited
     async def arelease(self) -> bool:
         """:meth:`release` for a coroutine."""
+        return await arun(self._release())
+
+    def _release(self) -> Operations[bool]:
         hold = self._hold
-        return hold is not None and await arun(release(hold)) is State.RELEASED
+        return hold is not None and (yield from release(hold)) is State.RELEASED
 
     def extend(self, ttl: Seconds | None = None) -> bool:
         """Let the lease end ``ttl`` seconds from now (without one: the lock's own), or when it would have if later.
 
         False if the hold is gone. A session lock, which has no end to move, tells whether it still lives.
         """
-        seconds = None if ttl is None else lease_seconds(ttl)
-        hold = self._hold
-        return hold is not None and hold.live and run(extend(hold, seconds))
+        return run(self._extend(None if ttl is None else lease_seconds(ttl)))
 
     @awaited
     async def aextend(self, ttl: Seconds | None = None) -> bool:
         """:meth:`extend` for a coroutine."""
-        seconds = None if ttl is None else lease_seconds(ttl)
+        return await arun(self._extend(None if ttl is None else lease_seconds(ttl)))
+
+    def _extend(self, seconds: float | None) -> Operations[bool]:
         hold = self._hold
-        return hold is not None and hold.live and await arun(extend(hold, seconds))
+        return hold is not None and hold.live and (yield from extend(hold, seconds))
 
     def detach(self, ttl: Seconds | None = None) -> str:
         """Let go of the hold without freeing the lock; the owner id with which another process can attach it, once.
@@ -149,20 +155,26 @@ class Lock:
             if export.acquire():
                 make_report.enqueue(report.pk, export.detach(ttl=3600))
         """
+        return run(self._detach(ttl))
+
+    def _detach(self, ttl: Seconds | None) -> Operations[str]:
         seconds = None if ttl is None else lease_seconds(ttl)
-        return run(detach(self._checked(), seconds, self._entrance.options.note))
+        return detach(self._checked(), seconds, self._entrance.options.note)
 
     def _adopt(self, owner_id: str) -> None:
         """What :func:`attach_lock` does."""
         entry = self._entrance.new_entry()
-        assert entry.hold is not None
         try:
-            run(adopt(entry.hold, owner_id, self._entrance.options.note))
+            run(self._attach(entry, owner_id))
             self._entrance.attached = entry
             self._entrance.remember(entry, [])
         except BaseException:
             entry.abandon()
             raise
+
+    def _attach(self, entry: Entry, owner_id: str) -> Operations[None]:
+        assert entry.hold is not None
+        return adopt(entry.hold, owner_id, self._entrance.options.note)
 
     # What is known of the hold.
 
@@ -194,8 +206,8 @@ class Lock:
         """
         self._checked()
 
-    def _checked(self) -> Hold:
-        hold = self._hold
+    def _checked(self, hold: Hold | None = None) -> Hold:
+        hold = hold or self._hold
         if hold is not None and hold.live:
             return hold
         if _is_lost(hold):
@@ -213,6 +225,12 @@ class Lock:
         """Larger than that of every earlier hold of the key; None before the first hold."""
         hold = self._hold
         return hold.fencing_token if hold is not None else None
+
+    @property
+    def fencing_tokens(self) -> dict[str, int | None]:
+        """The fencing token of each canonical name; empty before the first hold. Of one key it has one."""
+        hold = self._hold
+        return {} if hold is None else {hold.name: hold.fencing_token}
 
     @property
     def slot(self) -> int | None:
@@ -242,7 +260,10 @@ class Lock:
         return await arun(self._info())
 
     def _info(self) -> Operations[LockInfo | None]:
-        hold = self._hold
+        return self._info_of(self._hold)
+
+    @staticmethod
+    def _info_of(hold: Hold | None) -> Operations[LockInfo | None]:
         if hold is None or hold.ended or hold.foreign:
             return None
         limit = clock.now() + OPERATION_SECONDS
@@ -268,12 +289,17 @@ class Lock:
                 with transaction.atomic(), held.guard():
                     save(batch)
         """
+        options = self._entrance.options
+        if options.shared or options.slots:
+            raise ValueError(f"guard() needs an exclusive hold, and {self.name} is shared or has slots=")
+        return self._guard_of(self._hold, using, timeout)
+
+    def _guard_of(self, hold: Hold | None, using: str, timeout: Seconds) -> contextlib.AbstractContextManager[None]:
         seconds = wait_seconds(timeout)
         assert seconds is not None
-        hold, options = self._hold, self._entrance.options
-        if hold.places if hold is not None else options.shared or options.slots:
+        if hold is not None and hold.places:  # an attached one has brought its kind with it
             raise ValueError(f"guard() needs an exclusive hold, and {self.name} is shared or has slots=")
-        return guard(self._checked, using, seconds)
+        return guard(lambda: self._checked(hold), using, seconds)
 
     def __repr__(self) -> str:  # without the owner id
         hold = self._hold

@@ -42,6 +42,7 @@ from .contract.python import Python
 from .contract.reaping import Reaping
 from .contract.renewal import Renewal
 from .contract.rollbacks import Rollbacks
+from .contract.several import Several, SeveralInTransactions
 from .contract.shared import SharedObject
 from .contract.strategy import CAPABILITIES, Strategy
 from .contract.transactions import Transactions
@@ -68,6 +69,8 @@ class LockContract(
     Places,
     PlacesInTransactions,
     PlacesElsewhere,
+    Several,
+    SeveralInTransactions,
     Information,
     Reaping,
     Signals,
