@@ -61,7 +61,7 @@ class Episode:
     def __init__(self, engine: BaseLockBackend, seed: int) -> None:
         self.dice = random.Random(seed)
         self.model, self.engine = LocalLockBackend(), engine
-        self.names = [f"angee:name:places-{os.getpid()}-{seed}-{number}" for number in range(2)]
+        self.names = [f"angee:name:places-{engine.alias}-{os.getpid()}-{seed}-{number}" for number in range(2)]
         self.owners: list[tuple[str, str]] = []  # name and owner of all who ever asked
         self.tokens: dict[str, tuple[int, int]] = {}
         self.highest = dict.fromkeys(self.names, 0)
