@@ -108,6 +108,21 @@ def test_a_full_queue_of_notifications_does_not_keep_a_release_by_force(full):
         assert acquire(other)[1]
 
 
+@pytest.mark.parametrize("kind", ["-1", "-shared"])
+def test_a_full_queue_of_notifications_keeps_no_place(full, kind):
+    with made(TableLockBackend, full.alias) as (backend, other):
+        for end in (
+            lambda owner: backend.release(NAME, owner, within()),
+            lambda _: other.force_release(NAME, within()),
+        ):
+            owner = next(_owners) + kind
+            assert backend.acquire(NAME, owner, 30.0, "{}", within())
+            assert other.remaining(NAME, within()) is not None
+            assert end(owner)
+            assert acquire(other)[1]
+            assert other.force_release(NAME, within())
+
+
 def test_a_release_that_was_not_answered_in_time_counts_although_its_notification_failed(full):
     """Its answer, read later, is an error: but the lock had been unlocked before that."""
     with made(PostgresAdvisoryLockBackend, full.alias) as (backend, other):
