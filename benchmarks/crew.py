@@ -123,6 +123,7 @@ def servers(storages: set[str]) -> Iterator[Servers]:
     directory.chmod(0o711)
     port = free_port()
     os.environ["ANGEE_JOBS_BENCH_DIR"] = str(directory)
+    os.environ["ANGEE_JOBS_TEST_DIR"] = str(directory)  # for root: PostgreSQL's programs, where its user finds them
     os.environ["ANGEE_JOBS_BENCH_REDIS_PORT"] = str(port)
     os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.settings"
     running = Servers()
