@@ -229,17 +229,16 @@ class SqliteTableLockBackend(TableLockBackend):
                 raise LockBackendError(f"{file}: the holder of {name} changes all the time", name=name)
 
     def remaining(self, name: str, deadline: float, places: int = ALONE) -> float | None:
+        if places != ALONE:
+            left = self._row(deadline, sql.REMAINING_MEMBERS, name, places)[0]
+            return None if left is None else float(left)
         row = self._row(deadline, sql.REMAINING, name)
         if row is None:
             return None
         left, owner = row
-        if owner:
-            return float(left)
-        if places == ALONE:
+        if not owner:
             self.file.run(deadline, sql.WANT.count, (name, min(WANTED_SECONDS, max(0.0, deadline - clock.now()))))
-        else:
-            left = self._row(deadline, sql.REMAINING_MEMBERS, name, places)[0]
-        return None if left is None else float(left)
+        return float(left)
 
     def wait_for_change(self, seconds: float) -> Collection[str] | None:
         """Watch ``PRAGMA data_version``, which goes up when another connection has written."""
