@@ -55,6 +55,7 @@ class Row:
     expires_at: datetime | None
     expires_in: float | None
     fencing_token: int | None
+    place: int | None
 
     @property
     def target(self) -> str:
@@ -91,7 +92,9 @@ def listing(query: Query) -> Listing:
     _read(found, best)
     page = min(query.page, found.pages)
     found.query = dataclasses.replace(query, page=page)
-    records = _complete(found, best.in_order()[(page - 1) * PAGE_ROWS :][:PAGE_ROWS])
+    ordered, start = best.in_order(), (page - 1) * PAGE_ROWS
+    before = Counter((name, alias) for name, alias, record in ordered[:start] if record is None)
+    records = _complete(found, ordered[start:][:PAGE_ROWS], before)
     now = clock_of(records)
     found.rows = [_row(record, alias, now) for record, alias in records]
     return found
@@ -132,23 +135,36 @@ class _Best:
         return [*((name, alias, record) for _, name, alias, record in self._known), *unknown]
 
 
-def _complete(found: Listing, chosen: Sequence[tuple[str, str, Record | None]]) -> list[tuple[Record, str]]:
-    """The records of the page; reads those that are missing, and leaves out holds that have ended meanwhile."""
-    missing: dict[str, list[str]] = defaultdict(list)
-    records = {}
+def _complete(
+    found: Listing, chosen: Sequence[tuple[str, str, Record | None]], before: Counter[tuple[str, str]]
+) -> list[tuple[Record, str]]:
+    """The records of the page; reads those that are missing, and leaves out holds that have ended meanwhile.
+
+    Of a name that several hold, the oldest come first; as many of them as ``before`` says are on earlier pages.
+    """
+    missing: dict[str, dict[str, None]] = defaultdict(dict)
     for name, alias, record in chosen:
         if record is None:
-            missing[alias].append(name)
-        else:
-            records[name, alias] = record
+            missing[alias][name] = None
+    read: dict[tuple[str, str], list[Record]] = defaultdict(list)
     for alias, names in missing.items():
         try:
-            there = lock_backends.operations(alias).inspect_many(names, clock.now() + BACKEND_SECONDS)
+            there = lock_backends.operations(alias).inspect_many(list(names), clock.now() + BACKEND_SECONDS)
         except Exception as error:
             found.errors[alias] = explain(error, alias)
         else:
-            records.update({(record.name, alias): record for record in there})
-    return [(records[name, alias], alias) for name, alias, _ in chosen if (name, alias) in records]
+            for record in sorted(there, key=lambda each: each.fencing_token or 0, reverse=True):
+                read[record.name, alias].append(record)
+    for at, count in before.items():
+        if at in read:
+            del read[at][len(read[at]) - count :]
+    complete = []
+    for name, alias, known in chosen:
+        if known is not None:
+            complete.append((known, alias))
+        elif read[name, alias]:
+            complete.append((read[name, alias].pop(), alias))
+    return complete
 
 
 def kind_of(name: str) -> str:
@@ -261,6 +277,7 @@ def _row(record: Record, alias: str, now: dict[str, float]) -> Row:
         expires_at=to_datetime(record.expires_at),
         expires_in=record.expires_in,
         fencing_token=record.fencing_token,
+        place=record.place,
     )
 
 
@@ -305,11 +322,12 @@ class Inspector:
         if target.backend in self.errors:
             return None
         try:
-            record = target.operations().inspect(target.name, clock.now() + BACKEND_SECONDS)
+            there = target.operations().inspect_many([target.name], clock.now() + BACKEND_SECONDS)
         except Exception as error:
             self.errors[target.backend] = explain(error, target.backend)
             return None
-        if record is None:
+        if not there:
             return None
-        item = (record, target.backend)
+        same = [record for record in there if record.fencing_token == target.fencing_token]
+        item = ((same or there)[0], target.backend)
         return _row(*item, clock_of([item]))

@@ -212,6 +212,7 @@ class HeldLocksAdmin(admin.ModelAdmin):  # type: ignore[type-arg]
             "ago": "" if row.held_for is None else _("%(time)s ago") % {"time": duration(row.held_for)},
             "left": "" if row.expires_in is None else _("in %(time)s") % {"time": duration(row.expires_in)},
             "ttl": _("of %(time)s") % {"time": duration(ttl)} if ttl and row.expires_in is not None else "",
+            "place": _place(row),
             "endless": _("Does not expire: it ends with its holder's connection"),
         }
 
@@ -236,6 +237,13 @@ def _model_of(key: LockKey) -> Any:
         return apps.get_model(key.parts[0])
     except (LookupError, ValueError):
         return None
+
+
+def _place(row: Row) -> str:
+    slots = 0 if row.holder is None else row.holder.places
+    if row.place is None:
+        return _("shared") if slots < 0 else ""
+    return _("place %(place)d of %(slots)d") % {"place": row.place + 1, "slots": max(slots, row.place + 1)}
 
 
 def in_words(key: LockKey) -> str:

@@ -78,6 +78,13 @@ class LockInfo:
     slots: int | None = None
     shared: bool = False
 
+    @property
+    def place(self) -> str:
+        """For people: ``place 2 of 3`` or ``shared``; empty for an exclusive hold."""
+        if self.slot is None:
+            return "shared" if self.shared else ""
+        return f"place {self.slot + 1}" + (f" of {self.slots}" if self.slots is not None else "")
+
 
 @runtime_checkable
 class LockHandle(Protocol):

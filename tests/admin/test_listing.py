@@ -102,6 +102,22 @@ QUERIES = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize("alias", ["default", "redis"])
+def test_several_holders_of_a_key_over_two_pages(
+    alias: str, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heldlocks, "PAGE_ROWS", 3)
+    backend = lock_backends.operations(alias)
+    for record in list(backend.list_held(soon())):
+        backend.force_release(record.name, soon())
+    for number in range(5):
+        assert backend.acquire("angee:name:many", f"{number:032}~5", 60, "{}", soon())
+    pages = [listing(Query(backend=alias, order="since", page=page)) for page in (1, 2)]
+    assert [[row.place for row in found.rows] for found in pages] == [[0, 1, 2], [3, 4]]
+    assert len({row.target for found in pages for row in found.rows}) == 5
+    assert backend.force_release("angee:name:many", soon())
+
+
 def test_a_page_shows_what_it_would_with_all_records(
     postgres: PostgresServer, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,25 @@ def test_release_is_confirmed_told_and_logged(client: Client) -> None:
     assert root.get("/admin/").status_code == 200, "the list of recent actions copes with the entry"
 
 
+@pytest.mark.parametrize("backend", ["default", "table"])
+def test_each_of_several_holders_is_shown_and_released_by_itself(client: Client, backend: str) -> None:
+    mine = [lock("import", slots=3, backend=backend, note=f"note-{number}") for number in range(3)]
+    mine.append(lock("import", shared=True, backend=backend, note="a reader"))
+    for each in mine:
+        assert each.acquire()
+    html = page(client, "?o=since")
+    text = words(html)
+    for number, each in enumerate(mine[:3]):
+        assert f"place {number + 1} of 3" in text and f"note-{number}" in text and str(each.fencing_token) in text
+    assert "shared" in text and "a reader" in text
+    second = targets(html)[1]
+    assert "note-1" in words(client.post(URL + "release/", {"lock": second}).content.decode())
+    release(client, second)
+    assert [each.extend() for each in mine] == [True, False, True, True]
+    for each in mine:
+        each.release()
+
+
 def test_a_reason_is_needed(client: Client) -> None:
     with held("billing-run"):
         data = {"lock": targets(page(client)), "confirmed": "yes", "reason": "  "}

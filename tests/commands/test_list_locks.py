@@ -42,6 +42,16 @@ def test_list_locks_as_json_and_without_owner_ids() -> None:
     assert json.loads(run("list_locks", format="json")) == []
 
 
+def test_list_locks_tells_places() -> None:
+    with lock("import", slots=3), lock("import", slots=3), lock("index", shared=True):
+        text, infos = run("list_locks"), json.loads(run("list_locks", format="json"))
+    for told in ("import (place 1 of 3)", "import (place 2 of 3)", "index (shared)"):
+        assert told in text
+    told = sorted((info["name"], info["slot"] or 0, info["slots"], info["shared"]) for info in infos)
+    one, two = ("angee:name:import", 0, 3, False), ("angee:name:import", 1, 3, False)
+    assert told == [one, two, ("angee:name:index", 0, None, True)]
+
+
 def test_list_locks_by_pattern() -> None:
     with lock("billing-run"), lock("billing-2"), lock(record_lock_key("shop.Order", 7, "invoice")):
 

@@ -167,6 +167,17 @@ def test_refused() -> None:
 
 
 @pytest.mark.once
+def test_so_many_programs_run_at_once() -> None:
+    with lock("job", slots=2):
+        assert manage("run_locked", "--slots", "2", "job", "--", "echo", "ran").stdout == "ran\n"
+        assert manage("run_locked", "--slots", "1", "job", "--", "echo", "ran").returncode == 75
+        assert manage("run_locked", "job", "--", "echo", "ran").returncode == 75
+        assert manage("run_locked", "--shared", "job", "--", "echo", "ran").stdout == "ran\n"
+    assert manage("run_locked", "--slots", "0", "job", "--", "true").returncode == 2
+    assert manage("run_locked", "--slots", "2", "--shared", "job", "--", "true").returncode == 2
+
+
+@pytest.mark.once
 def test_waits_for_the_lock() -> None:
     holder = Lock("job", ttl=60)
     assert holder.acquire()

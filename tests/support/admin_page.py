@@ -44,6 +44,11 @@ class BrokenBackend(LocalLockBackend):
             raise self.error
         return super().inspect(name, deadline)
 
+    def inspect_many(self, names: Any, deadline: float) -> Any:
+        if self.error:
+            raise self.error
+        return super().inspect_many(names, deadline)
+
     def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Any:
         if self.error:
             raise self.error

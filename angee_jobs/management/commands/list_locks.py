@@ -116,7 +116,7 @@ def _row(info: LockInfo, now: datetime, zone: tzinfo) -> tuple[str, ...]:
         expires,
         "-" if info.fencing_token is None else str(info.fencing_token),
         "-" if info.holder is None else str(info.holder),
-        printable(info.name),
+        printable(info.name) + (f" ({info.place})" if info.place else ""),
     )
 
 
@@ -128,6 +128,9 @@ def _as_json(info: LockInfo) -> dict[str, Any]:
         "acquired_at": None if info.acquired_at is None else info.acquired_at.isoformat(),
         "expires_at": None if info.expires_at is None else info.expires_at.isoformat(),
         "fencing_token": info.fencing_token,
+        "slot": info.slot,
+        "slots": info.slots,
+        "shared": info.shared,
         "holder": None
         if holder is None
         else {name: getattr(holder, name) for name in ("host", "pid", "thread", "task", "note", "ttl")},

@@ -102,6 +102,13 @@ class Command(LockCommand):
             metavar="SECONDS",
             help="Keep the lock so long, also when the program is done sooner: for hosts whose clocks differ.",
         )
+        sharing = parser.add_mutually_exclusive_group()
+        sharing.add_argument(
+            "--slots", type=int, metavar="N", help="Let as many as N such programs run at once, on all hosts together."
+        )
+        sharing.add_argument(
+            "--shared", action="store_true", help="Run beside others with --shared, but not beside those without."
+        )
         parser.add_argument(
             "--on-refused",
             type=exit_code_argument,
@@ -132,6 +139,8 @@ class Command(LockCommand):
                 timeout=options["timeout"],
                 ttl=options["ttl"],
                 hold_at_least=options["hold_at_least"],
+                slots=options["slots"],
+                shared=options["shared"],
                 note=f"run_locked {os.path.basename(command[0])}",
                 backend=alias,
             )
