@@ -11,7 +11,7 @@ from angee_jobs.locks import clock
 from angee_jobs.locks.backends.advisory import backend as advisory
 from angee_jobs.locks.backends.advisory.backend import PostgresAdvisoryLockBackend
 from angee_jobs.locks.backends.advisory.sql import advisory_key, ask_channel, halves
-from angee_jobs.locks.backends.postgres.session import wait_for
+from angee_jobs.locks.backends.postgres.sockets import wait_for
 from angee_jobs.locks.errors import LockBackendError
 from tests.support.advisory import (
     NAME,

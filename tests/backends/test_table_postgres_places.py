@@ -191,6 +191,17 @@ def test_exclusive_holds_need_no_table_of_members(backend, postgres):
     assert enter(backend, 2)[1]
 
 
+def test_a_scan_tells_of_each_hold_once(backend):
+    for places in (2, 2, SHARED):
+        enter(backend, places)
+    acquire(backend, "angee:name:another")
+    [rows] = backend.scan_held(["place", "holder"], within())
+    expected = {(NAME, 0, "{}"), (NAME, 1, "{}"), (NAME, None, "{}"), ("angee:name:another", None, "{}")}
+    assert len(rows) == 4
+    assert set(rows) == expected
+    assert {type(place) for _, place, _ in rows} == {int, type(None)}
+
+
 def test_what_is_left_of_members_is_tidied(backend, postgres):
     for places in (2, 2, SHARED):
         enter(backend, places, ttl=0.05)

@@ -12,6 +12,18 @@ from ... import process
 #: What Django puts among the connection's parameters for psycopg itself, and psycopg does not pass on to libpq.
 _NOT_LIBPQ = ("autocommit", "context", "cursor_factory", "prepare_threshold", "row_factory")
 
+#: What a session must not inherit from the user's or the role's settings: limits that would end our requests, or
+#: isolation that would make two tries for one row a serialization failure. By the server's version that has them.
+SESSION_DEFAULTS = {
+    "statement_timeout": ("0", 0),
+    "idle_session_timeout": ("0", 140000),
+    "transaction_timeout": ("0", 170000),
+    "default_transaction_isolation": ("read committed", 0),
+    "default_transaction_read_only": ("off", 0),
+    "default_transaction_deferrable": ("off", 0),
+    "synchronous_commit": ("on", 0),
+}
+
 
 def require_psycopg(alias: str) -> None:
     """ImproperlyConfigured unless Django's PostgreSQL backend runs on psycopg 3."""

@@ -23,23 +23,12 @@ from typing import TYPE_CHECKING, Any
 from ... import clock, process
 from .connecting import hosts_of, shares
 from .errors import NoAnswer, SessionLost, operational_error
-from .parameters import database_name
-from .statements import FATAL_ERROR, PIPELINE_SYNC, Parameter, Request, Row, Statement, literally, rows_of
+from .parameters import SESSION_DEFAULTS, database_name
+from .sockets import wait_for
+from .statements import PIPELINE_SYNC, Parameter, Request, Row, Statement, literally, message_of, rows_of
 
 if TYPE_CHECKING:
-    from psycopg.pq.abc import PGconn, PGresult
-
-#: What a session must not inherit from the user's or the role's settings: limits that would end our requests, or
-#: isolation that would make two tries for one row a serialization failure. By the server's version that has them.
-_DEFAULTS = {
-    "statement_timeout": ("0", 0),
-    "idle_session_timeout": ("0", 140000),
-    "transaction_timeout": ("0", 170000),
-    "default_transaction_isolation": ("read committed", 0),
-    "default_transaction_read_only": ("off", 0),
-    "default_transaction_deferrable": ("off", 0),
-    "synchronous_commit": ("on", 0),
-}
+    from psycopg.pq.abc import PGconn
 
 #: How long a request waits before it looks whether a signal handler has read its answer for it, in seconds.
 _SLICE_SECONDS = 0.05
@@ -48,16 +37,6 @@ _SLICE_SECONDS = 0.05
 _CONNECTION_BAD = 1
 _POLLING_FAILED, _POLLING_READING, _POLLING_WRITING, _POLLING_OK = range(4)
 _TRANSACTION_ACTIVE = 1
-
-
-def wait_for(fd: int, seconds: float, *, reading: bool = True, writing: bool = False) -> bool:
-    """Wait until the socket can be read or written, as asked for; False after ``seconds``."""
-    seconds = max(seconds, 0.0)
-    if not hasattr(select, "poll"):  # Windows
-        return any(select.select([fd] if reading else [], [fd] if writing else [], [], seconds))
-    poll = select.poll()
-    poll.register(fd, (select.POLLIN if reading else 0) | (select.POLLOUT if writing else 0))
-    return bool(poll.poll(min(seconds * 1000, 2**31 - 1)))
 
 
 class Session:
@@ -133,7 +112,7 @@ class Session:
             if state == _POLLING_OK:
                 break
             if state not in (_POLLING_READING, _POLLING_WRITING):
-                raise SessionLost(_message(pgconn), sent=False)
+                raise SessionLost(message_of(pgconn), sent=False)
             reading = state == _POLLING_READING
             if not wait_for(pgconn.socket, deadline - clock.now(), reading=reading, writing=not reading):
                 raise NoAnswer(sent=False)
@@ -143,7 +122,7 @@ class Session:
     def _set_up(self, pgconn: PGconn, deadline: float, settings: dict[str, str], role: str | None) -> None:
         """Find out whether this is a direct connection and make it ours, in one round trip."""
         version = pgconn.server_version
-        wanted = {name: value for name, (value, since) in _DEFAULTS.items() if version >= since} | settings
+        wanted = {name: value for name, (value, since) in SESSION_DEFAULTS.items() if version >= since} | settings
         if role:
             wanted["role"] = role
         parameters: list[Parameter] = [pgconn.backend_pid]
@@ -341,7 +320,7 @@ class Session:
         except operational_error() as error:
             raise SessionLost(str(error), sent=True) from error
         if pgconn.status == _CONNECTION_BAD:
-            raise SessionLost(_message(pgconn, request.results), sent=True)
+            raise SessionLost(message_of(pgconn, request.results), sent=True)
         if pgconn.transaction_status > _TRANSACTION_ACTIVE:
             # No statement of ours opens a transaction; whoever did, it would keep a snapshot and locks.
             raise SessionLost("the session is in a transaction", sent=True)
@@ -404,13 +383,6 @@ class Session:
             if nowhere != fd:
                 os.dup2(nowhere, fd, inheritable=False)
                 os.close(nowhere)
-
-
-def _message(pgconn: PGconn, results: Sequence[PGresult] = ()) -> str:
-    for result in results:
-        if result.status == FATAL_ERROR:
-            return result.get_error_message()
-    return pgconn.get_error_message().strip() or "the connection was lost"
 
 
 #: Every session of this process that is open, for the fork; and what a fork left, which must never be finalized.

@@ -93,6 +93,13 @@ def rows_of(results: list[PGresult]) -> list[Row]:
     return rows
 
 
+def message_of(pgconn: PGconn, results: Sequence[PGresult] = ()) -> str:
+    for result in results:
+        if result.status == FATAL_ERROR:
+            return result.get_error_message()
+    return pgconn.get_error_message().strip() or "the connection was lost"
+
+
 def number(value: bytes | None) -> float | None:
     """A number in PostgreSQL's text form."""
     return None if value is None else float(value)

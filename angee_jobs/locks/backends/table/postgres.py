@@ -1,4 +1,4 @@
-"""The lock table on PostgreSQL: rows of :class:`~angee_jobs.models.TaskLock`, one statement per operation.
+"""The lock table on PostgreSQL: rows of :class:`~angee_jobs.models.TaskLock`, one request per operation.
 
 A released row stays, free, so that the next grant is an update in place that sees the last fencing token; reaping,
 and the backend itself every so often, remove the rows that were not used for a while. See
@@ -25,18 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ... import clock, process
 from ...errors import LockBackendError
 from ...keys import name_digest
-from ..base import (
-    ALONE,
-    MOST_PLACES,
-    SHARED,
-    WANTED_SECONDS,
-    Extension,
-    Grant,
-    Record,
-    finite,
-    owner_digest,
-    places_of,
-)
+from ..base import ALONE, MOST_PLACES, WANTED_SECONDS, Extension, Grant, Record, owner_digest, places_of
 from ..postgres import tokens
 from ..postgres.errors import RowLocked, refused
 from ..postgres.listener import Listener
@@ -46,6 +35,7 @@ from ..postgres.statements import Parameter, Row, Statement, milliseconds, numbe
 from ..postgres.waited import Waited
 from . import TableLockBackend
 from . import postgres_places as members
+from . import postgres_rows as form
 from . import postgres_sql as sql
 
 if TYPE_CHECKING:
@@ -64,11 +54,6 @@ PASS_SECONDS = 600.0
 #: Behind a pooler, all the keys that are waited for are looked at in one request, first after ``POLL_FASTEST`` seconds
 #: and then, while nothing happens, ever more seldom.
 POLL_FASTEST, POLL_SLOWEST, POLL_GROWTH = 0.01, 0.2, 1.3
-
-
-def _array(values: Collection[str | float]) -> str:
-    """PostgreSQL's text form of an array of digests, hashes or numbers, which need no quoting."""
-    return "{" + ",".join(map(str, values)) + "}"
 
 
 def _row_timeout(deadline: float) -> str:
@@ -103,8 +88,7 @@ class PostgresTableLockBackend(TableLockBackend):
         self._reaped_to, self._pass_began = "", 0.0
         self._waited = Waited()  # by digest
         self._poll_pause = POLL_FASTEST
-        #: How many members each of those keys had that are polled for.
-        self._seen: dict[str, int] = {}
+        self._seen: dict[str, int] = {}  # how many members had each key that is polled for
 
     @property
     def push(self) -> bool:  # type: ignore[override]
@@ -119,18 +103,16 @@ class PostgresTableLockBackend(TableLockBackend):
     # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        if _is_member(owner):
-            return self._enter(name, owner, ttl, holder, deadline)
         return self._acquire(sql.ACQUIRE, name, owner, ttl, holder, deadline)
 
     def acquire_next(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        if _is_member(owner):  # the lock of its gate is never kept for long
-            return self._enter(name, owner, ttl, holder, deadline)
         return self._acquire(sql.ACQUIRE_NEXT, name, owner, ttl, holder, deadline)
 
     def _acquire(
         self, statement: Statement, name: str, owner: str, ttl: float, holder: str, deadline: float
     ) -> Grant | None:
+        if form.is_member(owner):  # the lock of its gate is never kept for long
+            return self._enter(name, owner, ttl, holder, deadline)
         started = clock.now()
         digest, hashed = name_digest(name), owner_digest(owner)
         try:
@@ -145,7 +127,7 @@ class PostgresTableLockBackend(TableLockBackend):
 
     def _enter(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         started = clock.now()
-        digest, hashed, places = name_digest(name), owner_digest(owner), _among(places_of(owner))
+        digest, hashed, places = name_digest(name), owner_digest(owner), form.among(places_of(owner))
         try:
             rows = self._rows(
                 members.ENTER, digest, name, hashed, _row_timeout(deadline), places, holder, ttl,
@@ -162,24 +144,24 @@ class PostgresTableLockBackend(TableLockBackend):
             raise LockBackendError(f"The grant of {name} came too late to count", name=name, uncertain=True)
         if rows:
             self._leases[hashed] = started + ttl
-        return _grant(rows)
+        return form.grant(rows)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
-        placed = [each for each in extensions if _is_member(each.owner)]
+        placed = [each for each in extensions if form.is_member(each.owner)]
         if not placed:
             return self._extend(sql.EXTEND, extensions, deadline)
-        alone = [each for each in extensions if not _is_member(each.owner)]
+        alone = [each for each in extensions if not form.is_member(each.owner)]
         if not alone:
             return self._extend(members.EXTEND, placed, deadline)
         extended: list[str] = []
-        failure: LockBackendError | None = None
+        failures: list[LockBackendError] = []
         for each in (alone, placed):
             try:
                 extended += self.extend(each, deadline)
             except LockBackendError as error:
                 extended += error.extended
-                failure = error
-        if failure is not None:
+                failures.append(error)
+        for failure in failures:
             failure.extended = extended
             raise failure
         return extended
@@ -189,9 +171,9 @@ class PostgresTableLockBackend(TableLockBackend):
         try:
             rows = self._rows(
                 statement,
-                _array([name_digest(each.name) for each in extensions]),
-                _array(owners),
-                _array([each.ttl for each in extensions]),
+                form.array([name_digest(each.name) for each in extensions]),
+                form.array(owners),
+                form.array([each.ttl for each in extensions]),
                 _row_timeout(deadline),
                 deadline=deadline,
             )
@@ -224,7 +206,7 @@ class PostgresTableLockBackend(TableLockBackend):
         hashed = owner_digest(owner)
         self._pool.drain(hashed, deadline)  # or a grant that was given up waiting for could come after this
         digest, wait = name_digest(name), _row_timeout(deadline)
-        if _is_member(owner):
+        if form.is_member(owner):
             rows = self._end(members.LEAVE, members.LEAVE_SILENTLY, digest, wait, hashed, deadline=deadline)
         else:
             rows = self._end(sql.RELEASE, sql.RELEASE_SILENTLY, digest, hashed, wait, deadline=deadline)
@@ -243,50 +225,42 @@ class PostgresTableLockBackend(TableLockBackend):
             _row_timeout(deadline),
         )
         statement, parameters = sql.ADOPT, (digest, hashed, new, holder, str(ttl), wait)
-        if _is_member(owner):
+        if form.is_member(owner):
             statement, parameters = members.ADOPT, (digest, wait, hashed, new, holder, str(ttl))
-        return _grant(self._rows(statement, *parameters, deadline=deadline, owner=new, again=False))
+        return form.grant(self._rows(statement, *parameters, deadline=deadline, owner=new, again=False))
 
     def inspect(self, name: str, deadline: float) -> Record | None:
         rows = self._rows(members.INSPECT, name_digest(name), deadline=deadline)
-        return _record(rows[0]) if rows else None
+        return form.record(rows[0]) if rows else None
 
     def list_held(self, deadline: float) -> Iterator[Record]:
         # First which there are, in one scan: to walk through the dead in the order of the digests takes far longer.
         seconds = deadline - clock.now()
         digests = [(row[0] or b"").decode() for row in self._rows(sql.DIGESTS, deadline=deadline)]
         for at in range(0, len(digests), sql.PAGE_ROWS):
-            page = _array(digests[at : at + sql.PAGE_ROWS])
-            yield from map(_record, self._rows(members.HELD, page, deadline=clock.now() + seconds))
+            page = form.array(digests[at : at + sql.PAGE_ROWS])
+            yield from map(form.record, self._rows(members.HELD, page, deadline=clock.now() + seconds))
 
     def scan_held(self, fields: Sequence[str], deadline: float) -> Iterator[Sequence[tuple[Any, ...]]]:
         rows = self._rows(members.scan(tuple(fields)), deadline=deadline)
-        readers = [_text, *(_text if field == "holder" else number for field in fields)]
+        readers = [form.text, *(form.READERS.get(field, number) for field in fields)]
         for at in range(0, len(rows), sql.PAGE_ROWS):
             columns = zip(*rows[at : at + sql.PAGE_ROWS], strict=True)
             yield list(zip(*(map(read, column) for read, column in zip(readers, columns, strict=True)), strict=True))
 
     def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
-        return [*map(_record, self._rows(members.HELD, _array([*map(name_digest, names)]), deadline=deadline))]
+        return [*map(form.record, self._rows(members.HELD, form.array([*map(name_digest, names)]), deadline=deadline))]
 
     def list_expired(self, grace: float, deadline: float) -> Iterator[Record]:
-        yield from self._pages(sql.EXPIRED, deadline, grace)
-        after: tuple[str, int] = "", members.WORD
+        # One short statement per page, so that a slow reader keeps no snapshot. Each has as long as the first.
         seconds = deadline - clock.now()
-        while rows := self._rows(members.EXPIRED, *after, grace, deadline=clock.now() + seconds):
-            yield from (_record(row[2:]) for row in rows)
-            after = _text(rows[-1][0]), int(rows[-1][1] or 0)
-
-    def _pages(self, statement: Statement, deadline: float, *parameters: Parameter) -> Iterator[Record]:
-        """One short statement per page, so that a slow reader keeps no snapshot. Each has as long as the first."""
-        seconds = deadline - clock.now()
-        after = ""
-        while rows := self._rows(statement, after, *parameters, deadline=deadline):
-            yield from (_record(row[1:]) for row in rows)
-            if len(rows) < sql.PAGE_ROWS:
-                return
-            after = (rows[-1][0] or b"").decode()
-            deadline = clock.now() + seconds
+        for statement, first in ((sql.EXPIRED, [""]), (members.EXPIRED, ["", str(members.WORD)])):
+            after = first
+            while rows := self._rows(statement, *after, grace, deadline=clock.now() + seconds):
+                yield from (form.record(row[len(first) :]) for row in rows)
+                if len(rows) < sql.PAGE_ROWS:
+                    break
+                after = [form.text(each) for each in rows[-1][: len(first)]]
 
     def reap(self, grace: float, batch_size: int, deadline: float) -> int:
         # From where the last batch ended: the next one need not pass again what lives, or was removed, before it. So
@@ -298,39 +272,39 @@ class PostgresTableLockBackend(TableLockBackend):
             self._reaped_to = ""
             removed += self._reap(grace, batch_size - removed, deadline)
         if removed < batch_size:
-            removed += _count(self._rows(members.REAP, grace, batch_size - removed, deadline=deadline, again=False))
+            removed += form.count(self._rows(members.REAP, grace, batch_size - removed, deadline=deadline, again=False))
         if removed < batch_size:
             self._reaped_to = ""
             half = (clock.now() + deadline) / 2
             with contextlib.suppress(LockBackendError):  # what was reaped counts, and the idle can wait
                 for sweep in (sql.SWEEP, members.SWEEP):
-                    while _count(self._rows(sweep, batch_size, deadline=deadline)) == batch_size and clock.now() < half:
-                        pass
+                    swept = batch_size
+                    while swept == batch_size and clock.now() < half:
+                        swept = form.count(self._rows(sweep, batch_size, deadline=deadline))
         return removed
 
     def _reap(self, grace: float, limit: int, deadline: float) -> int:
         rows = self._rows(sql.REAP, grace, limit, self._reaped_to, deadline=deadline, again=False)
         self._reaped_to = (rows[0][1] or b"").decode()
-        return _count(rows)
+        return form.count(rows)
 
     def force_release(self, name: str, deadline: float, fencing_token: int | None = None) -> Record | None:
         rows = self._end(
             members.FORCE, members.FORCE_SILENTLY, name_digest(name), _row_timeout(deadline), fencing_token,
             deadline=deadline,
         )  # fmt: skip
-        return _record(rows[0]) if rows else None
+        return form.record(rows[0]) if rows else None
 
     def remaining(self, name: str, deadline: float, places: int = ALONE) -> float | None:
-        digest = name_digest(name)
+        digest, wait = name_digest(name), _row_timeout(deadline)
         self._waited.add(digest, name)
         if places == ALONE:
             rows = self._rows(sql.LEFT, digest, deadline=deadline)
         else:
-            rows = self._rows(members.LEFT, digest, _among(places), deadline=deadline)
+            rows = self._rows(members.LEFT, digest, form.among(places), deadline=deadline)
         if not rows:
             return None
         left, waited, gate = number(rows[0][0]), number(rows[0][1]), rows[0][2:] == (b"t",)
-        wait = _row_timeout(deadline)
         try:
             if gate:
                 wanted = min(WANTED_SECONDS, deadline - clock.now())
@@ -340,7 +314,7 @@ class PostgresTableLockBackend(TableLockBackend):
             if places == ALONE:
                 rows = self._rows(sql.MARK, digest, wait, deadline=deadline)
             else:
-                rows = self._rows(members.MARK, digest, _among(places), wait, deadline=deadline)
+                rows = self._rows(members.MARK, digest, form.among(places), wait, deadline=deadline)
         except LockBackendError as error:
             if refused(error):  # a locked row, or a full disk: the wait goes on at the fallback interval
                 return left
@@ -394,8 +368,8 @@ class PostgresTableLockBackend(TableLockBackend):
             except queue.Empty:
                 pass
             names = self._waited.recent()
-            rows = self._rows(members.STILL_HELD, _array(names), deadline=clock.now() + max(left, 1.0))
-            held = {_text(row[0]): row[1] for row in rows}
+            rows = self._rows(members.STILL_HELD, form.array(names), deadline=clock.now() + max(left, 1.0))
+            held = {form.text(row[0]): row[1] for row in rows}
             seen, self._seen = self._seen, {each: int(count) for each, count in held.items() if count is not None}
             # Where members hold it, there may be room when they are fewer than they were, or were not there.
             fewer = {each for each, count in self._seen.items() if count < seen.get(each, count + 1)}
@@ -412,46 +386,6 @@ class PostgresTableLockBackend(TableLockBackend):
                 self._rows(tidy, secrets.token_hex(32), deadline=deadline)
         except LockBackendError:
             pass  # a matter of size only; the next one comes soon
-
-
-def _grant(rows: list[Row]) -> Grant | None:
-    if not rows:
-        return None
-    token, acquired_at, expires_at = rows[0][:3]
-    assert token is not None
-    place = int(rows[0][3] or 0) if len(rows[0]) > 3 else members.FIRST_SHARED
-    return Grant(int(token), number(acquired_at), number(expires_at), place if place < members.FIRST_SHARED else None)
-
-
-def _is_member(owner: str) -> bool:
-    return "~" in owner and places_of(owner) != ALONE
-
-
-def _among(places: int) -> int | None:
-    """The number of places as statements take it: none for a shared hold."""
-    return None if places == SHARED else places
-
-
-def _record(row: Row) -> Record:
-    name, holder, acquired_at, expires_at, expires_in, token = row[:6]
-    place = row[6] if len(row) > 6 else None
-    return Record(
-        name=(name or b"").decode(),
-        holder=(holder or b"").decode(),
-        acquired_at=finite(number(acquired_at)),
-        expires_at=finite(number(expires_at)),
-        expires_in=finite(number(expires_in)),
-        fencing_token=int(token or 0),
-        place=None if place is None else int(place),
-    )
-
-
-def _text(value: bytes | None) -> str:
-    return (value or b"").decode()
-
-
-def _count(rows: list[Row]) -> int:
-    return int(rows[0][0] or 0)
 
 
 _backends: weakref.WeakSet[PostgresTableLockBackend] = weakref.WeakSet()
