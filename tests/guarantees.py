@@ -37,6 +37,22 @@ PROMISES = [
         ["exclusion"],
     ),
     Promise(
+        "Places, shared holds, several keys",
+        "With `slots=n` a key has at most n holders at once, with `shared=True` any number, and neither beside an "
+        "exclusive one. Each has a lease, a loss and a rising token of its own. New ones stand behind an exclusive "
+        "waiter. Of several keys a caller gets all or none, and callers never wait for each other in a circle.",
+        [
+            "PlacesCase",
+            "Places",
+            "PlacesInTransactions",
+            "PlacesElsewhere",
+            "SeveralCase",
+            "Several",
+            "SeveralInTransactions",
+        ],
+        ["properties/test_places"],
+    ),
+    Promise(
         "Ownership",
         "Release and extend act only on the hold that they belong to. A late request never touches the next hold,"
         " and never brings a hold back.",

@@ -48,10 +48,10 @@ def needs_places(backend: BaseLockBackend, places: int) -> None:
     """ImproperlyConfigured if ``backend`` cannot share a key so: it would exclude more, or less, than is asked."""
     if places > backend.most_places or not backend.most_places:
         what = "shared=True" if places == SHARED else f"slots={places}"
-        most = f" more than {backend.most_places} holders" if backend.most_places else ""
+        most = f"has at most {backend.most_places} places" if backend.most_places else "has none"
         raise ImproperlyConfigured(
-            f"{what} needs a backend that lets several holders in, and {backend.alias!r} ({type(backend).__name__}) "
-            f"does not{most}."
+            f"{what} needs places for several holders, and {backend.alias!r} ({type(backend).__name__}) {most}. "
+            f"Use backend= with an alias of TableLockBackend or RedisLockBackend."
         )
 
 
@@ -109,28 +109,6 @@ def acquire(
     except BaseException as error:
         _abandon_attempt(hold, error)
         raise
-
-
-def acquire_together(holds: list[Hold], options: LockOptions, *, renews: bool) -> Operations[bool]:
-    """Whether all ``holds`` of one backend were granted by one request; False also where it has none for that."""
-    backend, began = holds[0].backend, clock.now()
-    if not backend.acquires_together:
-        return False
-    holder = describe_holder(options.note, holds[0].ttl if backend.leases else None, holds[0].places)
-    for hold in holds:
-        hold.started = began
-    try:
-        wanted = [(hold.name, hold.owner, hold.ttl) for hold in holds]
-        grants: list[Grant] | None = yield Call.of(
-            holds[0], backend.acquire_many, wanted, holder, began + OPERATION_SECONDS
-        )
-    except BaseException as error:
-        for hold in holds:
-            _abandon_attempt(hold, error)
-        raise
-    for hold, grant in zip(holds, grants or (), strict=bool(grants)):
-        _granted(hold, grant, options, began, renews=renews)
-    return grants is not None
 
 
 def _granted(hold: Hold, grant: Grant, options: LockOptions, began: float, *, renews: bool) -> None:

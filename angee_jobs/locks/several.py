@@ -13,7 +13,7 @@ from datetime import datetime
 from typing import Any, ClassVar, Unpack
 
 from . import clock
-from .acquiring import acquire, acquire_together, adopt, detach, extend, release
+from .acquiring import acquire, adopt, detach, extend, release
 from .block import Entrance, Entry
 from .concurrency import Canceller, Operations, TaskWaker, ThreadWaker, arun, run
 from .errors import LockBackendError, LockError, LockLostError, lost_error
@@ -115,8 +115,6 @@ class SeveralEntry(Entry):
                 part.hold = self.entrances[-1].new_hold()
                 missing.append(part.hold)
         try:
-            if len(missing) > 1 and (yield from acquire_together(missing, options, renews=renews)):
-                return True
             for hold in missing:
                 left = None if wait is None else max(0.0, end - clock.now())
                 if not (yield from acquire(hold, options, left, make_waker, renews=renews, raises=raises)):

@@ -159,6 +159,9 @@ def names(shop):
         "run_billing": lambda: None,
         "run_nightly": lambda: None,
         "save": lambda batch: None,
+        "tenant_id": 7,
+        "a": 1,
+        "b": 2,
         "task": lambda function: function,
         "text": "",
     }  # fmt: skip

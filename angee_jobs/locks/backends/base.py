@@ -128,15 +128,6 @@ class BaseLockBackend:
         """
         raise NotImplementedError
 
-    #: Whether it has :meth:`acquire_many` and :meth:`release_many`.
-    acquires_together: ClassVar[bool] = False
-
-    def acquire_many(
-        self, wanted: Sequence[tuple[str, str, float]], holder: str, deadline: float
-    ) -> list[Grant] | None:
-        """:meth:`acquire` for a name, an owner and a ttl of each: all of them in one step, or none. Optional."""
-        raise NotImplementedError
-
     def acquire_next(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
         """Like :meth:`acquire`, for a waiter that will retry; may refuse while another request is in flight.
 
