@@ -215,7 +215,7 @@ class RedisLockBackend(BaseLockBackend):
         args = [lock, digest, at.channel + lock, gone_ms]
         if "~" in owner:
             script = _LEAVE
-            keys.append(at.members + lock)
+            keys += [at.members + lock, at.wanted + lock]
             args += [_is_shared(owner), at.hold + lock + _MEMBER]
         reply, repeated = self.connections.run(script, keys, args, deadline)
         self._unanswered.pop(owner, None)
@@ -342,11 +342,12 @@ class RedisLockBackend(BaseLockBackend):
         lock, at = name.encode(), self._keys()
         token = b"" if fencing_token is None else b"%016d" % fencing_token
         args = (lock, at.channel + lock, token)
-        keys = (at.hold + lock, at.index)
+        keys: tuple[bytes, ...] = (at.hold + lock, at.index)
         reply, _ = self.connections.run(_FORCE_RELEASE, keys, args, deadline, again=False)
         if reply == 1:
             more = (*args, at.hold + lock + _MEMBER)
-            reply, _ = self.connections.run(_FORCE_LEAVE, (*keys, at.members + lock), more, deadline, again=False)
+            keys = (*keys, at.members + lock, at.wanted + lock)
+            reply, _ = self.connections.run(_FORCE_LEAVE, keys, more, deadline, again=False)
             if isinstance(reply, list) and len(reply) == 3 and isinstance(reply[1], bytes):
                 return self.answers.record(reply[1].decode(errors="replace"), reply[2], self.answers.time(reply[0]))
         return self.answers.record_of(name, reply)

@@ -1,6 +1,6 @@
 -- End the live shared and placed holds of a name, of any owner, and wake those who wait for it.
 --
--- KEYS  the gate, the index, the members
+-- KEYS  the gate, the index, the members, the word of a waiter
 -- ARGV  name, channel, the fencing token that it must have (16 digits; empty: any), what stands before an id in the key
 --       of its hold
 -- Returns the time in microseconds, the name below which a hold was that was ended, and that hold; or 0.
@@ -14,7 +14,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[3], string.format('(%.0f', 
     end
 end
 if found ~= 0 then
-    close(KEYS[1], KEYS[2], KEYS[3], ARGV[1])
+    close(KEYS[1], KEYS[2], KEYS[3], ARGV[1], KEYS[4])
     redis.pcall('PUBLISH', ARGV[2], '')
 end
 return found

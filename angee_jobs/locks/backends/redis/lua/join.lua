@@ -22,7 +22,7 @@ if redis.call('EXISTS', KEYS[4]) == 1 then
     return 0 -- this request was given up, and comes late
 end
 -- A word stands until an exclusive hold has got another token.
-if open and redis.call('GET', KEYS[6]) == string.sub(gate, 17, 32) then
+if gate and owner_of(gate) == GATE and redis.call('GET', KEYS[6]) == string.sub(gate, 17, 32) then
     return 0
 end
 for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', string.format('%.0f', now))) do

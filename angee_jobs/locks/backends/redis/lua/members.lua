@@ -27,8 +27,9 @@ local function find(members, before, owner, shared)
     end
 end
 
--- Let the gate end with the last member, or go with it. With pcall: the index only makes lists fast.
-local function close(gate, index, members, name)
+-- Let the gate end with the last member, or go with it; it stays, over, while it says which word (of KEYS) stands. With
+-- pcall: the index only makes lists fast.
+local function close(gate, index, members, name, word)
     local hold = redis.call('GET', gate)
     if not hold or owner_of(hold) ~= GATE then
         return
@@ -36,7 +37,10 @@ local function close(gate, index, members, name)
     local last = redis.call('ZREVRANGE', members, 0, 0, 'WITHSCORES')
     local expires = tonumber(last[2] or 0)
     redis.pcall('ZREM', index, name)
-    if expires > now then
+    if expires <= now and word and redis.call('EXISTS', word) == 1 then
+        expires = now
+    end
+    if expires >= now then
         redis.pcall('ZADD', index, string.format('%.0f', expires), name)
         redis.call('SET', gate, string.format('%016.0f', expires) .. string.sub(hold, 17))
     else

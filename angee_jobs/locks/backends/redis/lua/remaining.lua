@@ -6,7 +6,7 @@
 
 local hold = redis.call('GET', KEYS[1])
 local left = math.max(0, math.ceil(ends(hold) - now))
-if left == 0 or owner_of(hold) ~= GATE then
+if not hold or owner_of(hold) ~= GATE or (left == 0 and ARGV[1] == '0') then
     return left
 end
 local token = string.sub(hold, 17, 32)
