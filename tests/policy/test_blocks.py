@@ -31,7 +31,11 @@ def the_thread_has_read():
     assert read.wait(10)
 
 
-@pytest.mark.parametrize("form", [lock, task_lock])
+def several(key, **options):
+    return lock([key, f"{key}-too"], **options)
+
+
+@pytest.mark.parametrize("form", [lock, task_lock, several])
 def test_a_block_that_is_left_says_nothing_to_the_renewal_thread(notes, form):
     """An interpreter that drops what it calls before the call would look like a block that nobody left."""
     gc.collect()  # what other tests have left says what it has to say
@@ -60,8 +64,9 @@ async def leave_blocks_of_tasks(form):
             await stack.enter_async_context(form("stacked"))
 
 
+@pytest.mark.parametrize("form", [lock, several])
 @pytest.mark.parametrize("alias", ["local", "sqlite"])
-def test_a_task_leaves_its_block_before_the_renewal_thread_does(notes, alias):
+def test_a_task_leaves_its_block_before_the_renewal_thread_does(notes, alias, form):
     """Between the call of ``__aexit__`` and the first step of its coroutine, the interpreter drops what it called.
 
     The renewal thread took the block for one that was gone, and released. So a hold that had been lost was not told as
@@ -71,13 +76,13 @@ def test_a_task_leaves_its_block_before_the_renewal_thread_does(notes, alias):
     async def leave(mine):
         leave = mine.__aexit__
         await mine.__aenter__()
-        lock_backends.operations(alias).force_release(mine.name, time.monotonic() + 10)
+        lock_backends.operations(alias).force_release("angee:name:task-leaves", time.monotonic() + 10)
         leaving = leave(None, None, None)
         del leave
         the_thread_has_read()
         await leaving
 
-    mine = lock("task-leaves", backend=alias)
+    mine = form("task-leaves", backend=alias)
     with pytest.raises(LockLostError):
         asyncio.run(leave(mine))
 
