@@ -24,7 +24,6 @@ class Advisory(PostgresTable):
     databases = ("postgres",)
     lacks = {
         "leases": "a session lock has no end of its own",
-        "places": "not yet",
         "empty": "there is nothing stored",
         "unreachable": "who ends its session ends its holds",
     }

@@ -7,6 +7,7 @@ docs/decisions/012-advisory-locks.md.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import weakref
@@ -18,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ... import clock, process
 from ...errors import LockBackendError
-from ..base import ALONE, BaseLockBackend, Extension, Grant, Record
+from ..base import ALONE, MOST_PLACES, BaseLockBackend, Extension, Grant, Record
 from ..postgres import tokens
 from ..postgres.errors import NoAnswer, driver_errors, explain
 from ..postgres.listener import Listener
@@ -26,7 +27,7 @@ from ..postgres.parameters import require_psycopg
 from ..postgres.session import Session
 from ..postgres.statements import Row
 from ..postgres.waited import Waited
-from . import sql
+from . import members, sql
 from .session import HoldSession
 from .sql import Asking, Entry, advisory_key
 
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 BACKGROUND_SECONDS = 0.3
 #: How often it is looked whether a process gives up a hold that it was asked for, in seconds.
 ASKED_SECONDS = 0.05
+#: How often an exclusive waiter leaves word, in seconds, and how long it may sleep between two looks.
+WORD_EVERY, FALLBACK = 0.5, 1.0
 #: How long a lock of this process may be on its way to or from its holder, in seconds, before it counts as stuck.
 OWN_SECONDS = 0.5
 
@@ -60,6 +63,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
 
     leases: ClassVar[bool] = False
     push = True
+    most_places = MOST_PLACES
 
     def __init__(self, *, alias: str = "default") -> None:
         self.db_alias = alias
@@ -71,6 +75,10 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         self._holds = HoldSession(self.db_alias)
         self._listener = Listener(self.db_alias, sql.CHANNEL, through_pooler=True)
         self._waited = Waited()
+        #: Names that this process has left an exclusive waiter's word for.
+        self._words: dict[str, None] = {}
+        #: When a waiter last asked about a name, so that a word is left by those who really wait, and not too often.
+        self._asked: dict[str, float] = {}
 
     @property
     def _session(self) -> HoldSession:
@@ -80,6 +88,8 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
     # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
+        if "~" in owner:
+            return members.join(self._session, name, owner, holder, deadline)
         asking = Asking()
         entry = Entry(name, advisory_key(name), owner, holder, asking)
         if not self._session.register(entry, deadline):
@@ -90,13 +100,14 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
             if not error.uncertain:
                 self._session.forget(entry)
             raise
-        assert row is not None
-        if row[2] is None:
+        if row is None or row[2] is None:
             self._session.forget(entry)
             return None
         return entry.grant(row)
 
-    def _acquire_on(self, session: Session, entry: Entry, deadline: float) -> Row:
+    def _acquire_on(self, session: Session, entry: Entry, deadline: float) -> Row | None:
+        if members.in_the_way(self._session, entry.key, entry.name):
+            return None
         entry.session = session
         try:
             [row] = session.execute(sql.ACQUIRE, [entry.key], deadline, entry.owner)
@@ -111,6 +122,9 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
             raise LockBackendError(f"The database {self.db_alias!r} is read-only here, and fencing tokens need writing")
         if not session.direct and int(row[0] or 0) != session.server_pid:
             raise sql.pooling_error(self.db_alias)
+        if row[2] is not None and self._words.pop(entry.name, None) is not None:
+            with contextlib.suppress(*driver_errors()):
+                session.execute(sql.UNWANT, [members.word_key(entry.name)], deadline)
         return row
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
@@ -121,13 +135,22 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
         entry = self._session.entries.get(advisory_key(name))
+        if "~" in owner:
+            entries = list(self._session.entries.values())
+            entry = next((each for each in entries if each.gate and each.owner == owner), None)
         if entry is None or not compare_digest(entry.owner.encode(), owner.encode()):
             return False
         return self._session.free(entry, deadline)
 
     def inspect(self, name: str, deadline: float) -> Record | None:
-        found = self._find(name, deadline)
-        return found[1] if found is not None else None
+        return next(iter(self.inspect_many([name], deadline)), None)
+
+    def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
+        records = []
+        for name in names:
+            alone = self._find(name, deadline)
+            records += [alone[1]] if alone else [each[2] for each in members.found(self._session, name, deadline)]
+        return records
 
     def _find(self, name: str, deadline: float) -> tuple[int, Record] | None:
         """The server process that holds ``name``, and what is known of the hold."""
@@ -170,7 +193,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
                 return entry.record() if self._session.free(entry, deadline) else None
             found = self._find(name, deadline)
             if found is None:
-                return None
+                return self._force_members(name, deadline, fencing_token)
             server_pid, record = found
             own = self._session.pool.slots[0].session
             if own is None or own.server_pid != server_pid or clock.now() >= look_again:
@@ -197,6 +220,25 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
             time.sleep(ASKED_SECONDS)
         return record
 
+    def _force_members(self, name: str, deadline: float, fencing_token: int | None) -> Record | None:
+        ended = None
+        for key, server_pid, record in members.found(self._session, name, deadline):
+            token = record.fencing_token
+            if fencing_token not in (None, token):
+                continue
+            entry = self._session.entries.get(key)
+            if entry is not None and entry.granted and entry.token == token:
+                ended = record if self._session.free(entry, deadline) else ended
+                continue
+            asked = f"{key}:{'' if token is None else token}"
+            self._session.rows(sql.ASK, sql.ask_channel(server_pid), asked, deadline=deadline)
+            while any(each[:2] == (key, server_pid) for each in members.found(self._session, name, deadline)):
+                if clock.now() + 2 * ASKED_SECONDS >= deadline:
+                    raise LockBackendError(f"A process that holds {name} did not give it up when asked", name=name)
+                time.sleep(ASKED_SECONDS)
+            ended = record
+        return ended
+
     def remaining(self, name: str, deadline: float, places: int = ALONE) -> float | None:
         """Leave the mark that makes a release tell us. None, for only a try can show whether the lock is free now."""
         key = advisory_key(name)
@@ -205,6 +247,16 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
             return math.inf  # ours: its release wakes the waiters of this process
         self._waited.add(str(key), name)
         self._session.mark(name, deadline)
+        asked = clock.now()
+        before = self._asked.get(name, -math.inf)
+        if asked - before > 2 * WORD_EVERY + FALLBACK:
+            if len(self._asked) > 1000:
+                self._asked.clear()
+            self._asked[name] = asked
+        elif places == ALONE and asked - before >= WORD_EVERY:
+            self._asked[name] = asked
+            if members.leave_word(self._session, name, key, deadline):
+                self._words[name] = None
         return None
 
     def wait_for_change(self, seconds: float) -> Collection[str] | None:

@@ -22,7 +22,7 @@ from ..postgres.pool import Pool
 from ..postgres.session import Session
 from ..postgres.slots import Slot
 from ..postgres.statements import Parameter, Row, Statement
-from . import sql
+from . import members, sql
 from .sql import Entry, marker_key
 
 logger = logging.getLogger("angee_jobs.locks")
@@ -56,6 +56,8 @@ class HoldSession:
         self.pool.in_use = lambda: bool(self.entries or self._marks)
         #: By advisory key.
         self.entries: dict[int, Entry] = {}
+        #: Keys that shared and placed holds have in share mode, and whether the server may have counted one too often.
+        self.gates: dict[int, bool] = {}
         #: Set when a request was interrupted: what the server holds may differ from the entries.
         self.doubtful = False
         #: The markers of the keys that are waited for: on which session, and when they were last asked for.
@@ -135,6 +137,7 @@ class HoldSession:
 
     def _is_ready(self, session: Session) -> None:
         self._unwanted_marks = []  # they went with the session before
+        self.gates = {}
         self._ready = session
 
     def _make_ready(self, session: Session, deadline: float) -> None:
@@ -227,6 +230,20 @@ class HoldSession:
             if not self.entries:
                 self._rest()
 
+    def members_of(self, gate: int) -> list[Entry]:
+        """The shared and placed holds of a key in this process; none in no time, as nearly always."""
+        if gate not in self.gates:
+            return []
+        return [entry for entry in list(self.entries.values()) if entry.gate == gate and entry.session is not None]
+
+    def rename(self, entry: Entry, key: int) -> None:
+        """Let ``entry`` have the key that the server has given it. With the session claimed."""
+        before, entry.key = entry.key, key
+        self.entries[key] = entry
+        if before != key:
+            self.entries.pop(before, None)
+        self.gates.setdefault(entry.gate, False)
+
     def held_on(self, session: Session, deadline: float) -> set[int]:
         """The keys that the server says this session holds."""
         return {int(row[0] or 0) for row in session.execute(sql.MINE, [], deadline)}
@@ -250,16 +267,32 @@ class HoldSession:
                 return True
             failure = None if answers else LockBackendError(f"The release of {entry.name} failed", name=entry.name)
             entry.unlocking = None
+        if entry.gate and not entry.granted:  # whatever it was granted is unwanted
+            self.forget(entry)
+            self._sweep(session, deadline)
+            return False
         # Only the published row or the notification (its queue may be full) can fail, and the lock is free by then.
-        ways = [(sql.RELEASE, [entry.key, marker_key(entry.name)]), (sql.UNLOCK, [entry.key])]
+        ways: list[tuple[Statement, list[Parameter]]] = [
+            (sql.RELEASE, [entry.key, marker_key(entry.name)]),
+            (sql.UNLOCK, [entry.key]),
+        ]
+        published = sql.RELEASE_PUBLISHED
+        if entry.gate:
+            ways = [
+                (sql.LEAVE, [entry.key, marker_key(entry.name), entry.gate]),
+                (sql.LEAVE_QUIETLY, [entry.key, entry.gate]),
+            ]
+            published = sql.LEAVE_PUBLISHED
         if entry.published:
-            ways.insert(0, (sql.RELEASE_PUBLISHED, ways[0][1]))
+            ways.insert(0, (published, ways[0][1]))
         try:
             for statement, parameters in ways:
                 if failure is not None and entry.key not in self.held_on(session, deadline):
                     return True
                 try:
                     [row] = session.execute(statement, parameters, deadline, entry.owner)
+                    if self.gates.get(entry.gate):  # counted too often
+                        members.open_gates(self, session, deadline, but=entry)
                     return row[0] == b"t"
                 except driver_errors() as error:
                     failure = error
@@ -355,6 +388,8 @@ class HoldSession:
         for entry in list(self.entries.values()):
             if entry.granted and entry.session is session and entry.key not in held:
                 self.forget(entry)
+        self.gates.update(dict.fromkeys(self.gates, True))
+        members.open_gates(self, session, deadline)
         self.doubtful = False
 
     def _publish(self, session: Session, deadline: float) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import hashlib
 import json
+import re
 import threading
 import weakref
 from collections.abc import Iterable, Sequence
@@ -46,10 +47,11 @@ CLIENT_SETTINGS = {
 }
 
 _KEY = "((l.classid::bigint << 32) | l.objid::bigint)"
-_HELD = """
-    l.locktype = 'advisory' AND l.objsubid = 1 AND l.mode = 'ExclusiveLock' AND l.granted
+_GRANTED = """
+    l.locktype = 'advisory' AND l.objsubid = 1 AND l.granted
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 """
+_HELD = f"{_GRANTED} AND l.mode = 'ExclusiveLock'"
 _COLUMNS = f"{_KEY}, l.pid, h.name, h.holder, extract(epoch FROM h.acquired_at), h.fencing_token"
 _PUBLISHED = f"LEFT JOIN angee_jobs_sessionhold AS h ON h.advisory_key = {_KEY} AND h.server_pid = l.pid"
 
@@ -77,6 +79,67 @@ RELEASE_PUBLISHED = Statement(f"""
         )
     ) SELECT {_UNLOCK}
 """)
+# Shared and placed holds. Each has a key of its own, locked exclusively, and the key of the lock in share mode.
+#: The first key that is free of those in $2, from 1; -1: none, or an exclusive waiter's word ($3) stands; -2: there is
+#: an exclusive hold. One key after the other, and none after the first that was got: so a recursive query does it.
+JOIN = Statement(f"""
+    WITH tried AS MATERIALIZED (SELECT CASE
+        WHEN current_setting('transaction_read_only') = 'on' THEN -3
+        WHEN NOT pg_try_advisory_lock_shared($1::bigint) THEN -2
+        WHEN EXISTS (
+            SELECT FROM angee_jobs_sessionhold
+            WHERE advisory_key = $3::bigint AND server_pid = 0 AND acquired_at > clock_timestamp()
+        ) THEN -1
+        ELSE coalesce((
+            WITH RECURSIVE try (i, got) AS (
+                SELECT 1, pg_try_advisory_lock(($2::text::bigint[])[1])
+                UNION ALL
+                SELECT i + 1, pg_try_advisory_lock(($2::text::bigint[])[i + 1])
+                FROM try WHERE NOT got AND i < cardinality($2::text::bigint[])
+            )
+            SELECT i FROM try WHERE got
+        ), -1)
+    END AS at)
+    SELECT pg_backend_pid(), extract(epoch FROM clock_timestamp()), CASE
+        WHEN at = -3 THEN -1
+        WHEN at = -1 AND pg_advisory_unlock_shared($1::bigint) THEN NULL
+        WHEN at > 0 THEN {tokens.draw(durable=False)}
+    END, at FROM tried
+""")
+_LEAVE = f"""
+    pg_advisory_unlock($1::bigint), pg_advisory_unlock_shared($3::bigint),
+    CASE WHEN NOT pg_try_advisory_xact_lock($2::bigint) THEN pg_notify('{CHANNEL}', $3::bigint::text) END
+"""
+LEAVE = Statement(f"SELECT {_LEAVE}")
+LEAVE_PUBLISHED = Statement(f"""
+    WITH unpublished AS (
+        DELETE FROM angee_jobs_sessionhold WHERE advisory_key = (
+            SELECT advisory_key FROM angee_jobs_sessionhold
+            WHERE advisory_key = $1::bigint AND server_pid = pg_backend_pid()
+                AND set_config('synchronous_commit', 'off', true) <> ''
+            FOR UPDATE SKIP LOCKED
+        )
+    ) SELECT {_LEAVE}
+""")
+LEAVE_QUIETLY = Statement("SELECT pg_advisory_unlock($1::bigint), pg_advisory_unlock_shared($2::bigint)")
+UNLOCK_SHARED = Statement("SELECT pg_advisory_unlock_shared($1::bigint)")
+#: Whether this session has the key in share mode.
+SHARES = Statement(f"""
+    SELECT 1 FROM pg_locks AS l WHERE {_GRANTED} AND l.mode = 'ShareLock' AND l.pid = pg_backend_pid()
+        AND l.classid = $1::text::oid AND l.objid = $2::text::oid
+""")
+#: An exclusive waiter's word: a row of no server process, that stands until its time, if others hold the key.
+WANT = Statement(f"""
+    INSERT INTO angee_jobs_sessionhold AS h (advisory_key, server_pid, name, holder, acquired_at, fencing_token)
+    SELECT $1::bigint, 0, '', '', clock_timestamp() + $2::text::interval, 0
+    FROM pg_locks AS l WHERE {_GRANTED} AND l.mode = 'ShareLock'
+        AND l.classid = $3::text::oid AND l.objid = $4::text::oid
+        AND set_config('synchronous_commit', 'off', true) || set_config('lock_timeout', '100', true) <> ''
+    LIMIT 1
+    ON CONFLICT (advisory_key) DO UPDATE SET acquired_at = greatest(h.acquired_at, excluded.acquired_at)
+    RETURNING 1
+""")
+UNWANT = Statement("DELETE FROM angee_jobs_sessionhold WHERE advisory_key = $1::bigint AND server_pid = 0")
 UNLOCK = Statement("SELECT pg_advisory_unlock($1::bigint)")
 MARK = Statement("SELECT pg_try_advisory_lock_shared($1::bigint)")
 UNMARK = Statement("SELECT pg_advisory_unlock_shared(marker) FROM unnest($1::text::bigint[]) AS marker")
@@ -93,6 +156,7 @@ PRUNE = Statement(f"""
     DELETE FROM angee_jobs_sessionhold WHERE advisory_key IN (
         SELECT h.advisory_key FROM angee_jobs_sessionhold AS h
         WHERE NOT EXISTS (SELECT FROM pg_locks AS l WHERE {_HELD} AND l.pid = h.server_pid AND {_KEY} = h.advisory_key)
+            AND (h.server_pid <> 0 OR h.acquired_at < clock_timestamp())
         FOR UPDATE SKIP LOCKED
     ) AND set_config('synchronous_commit', 'off', true) <> ''
 """)
@@ -100,6 +164,15 @@ MINE = Statement(f"SELECT {_KEY} FROM pg_locks AS l WHERE {_HELD} AND l.pid = pg
 INSPECT = Statement(f"""
     SELECT {_COLUMNS} FROM pg_locks AS l {_PUBLISHED}
     WHERE {_HELD} AND l.classid = $1::text::oid AND l.objid = $2::text::oid
+""")
+#: The shared and placed holds of a name ($1), of which those in the first places ($2) are known before they are
+#: published, and the sessions that have its key in share mode.
+INSPECT_MEMBERS = Statement(f"""
+    SELECT {_COLUMNS}, l.mode FROM pg_locks AS l {_PUBLISHED}
+    WHERE {_GRANTED} AND (
+        (l.mode = 'ExclusiveLock' AND (h.name = $1::text OR {_KEY} = ANY ($2::text::bigint[])))
+        OR (l.mode = 'ShareLock' AND l.classid = $3::text::oid AND l.objid = $4::text::oid)
+    )
 """)
 LIST = Statement(f"""
     SELECT {_COLUMNS} FROM pg_locks AS l
@@ -110,6 +183,8 @@ LIST_SESSION = Statement(f"SELECT {_COLUMNS} FROM pg_locks AS l {_PUBLISHED} WHE
 #: With the time, since it is heard late: by then the session may have another hold of the key, which was not meant.
 ASK = Statement("SELECT pg_notify($1::text, $2::text || ':' || extract(epoch FROM clock_timestamp()))")
 TERMINATE = Statement("SELECT pg_terminate_backend($1::int)")
+#: The end of a holder's text that is published, if the hold has a place.
+_PLACE = re.compile(rb', "place": ([0-9]{1,4})}$')
 _PID = Statement("SELECT pg_backend_pid()")
 #: A session whose request gets no answer for this many seconds is suspect. The server is asked about it.
 SILENT_SECONDS = 2.0
@@ -157,11 +232,13 @@ class Entry:
     __slots__ = (
         "acquired_at",
         "asking",
+        "gate",
         "granted",
         "holder",
         "key",
         "name",
         "owner",
+        "place",
         "published",
         "session",
         "token",
@@ -181,6 +258,9 @@ class Entry:
         self.acquired_at = 0.0
         self.token = 0
         self.published = False
+        #: Of a shared or placed hold, the key of the lock, and the place; 0 of an exclusive one.
+        self.gate = 0
+        self.place: int | None = None
         #: The request that frees it, if its answer was not waited for.
         self.unlocking: Request | None = None
 
@@ -199,10 +279,10 @@ class Entry:
         self.acquired_at = number(row[1]) or 0.0
         self.token = int(row[2] or 0)
         self.granted = clock.now()
-        return Grant(self.token, self.acquired_at)
+        return Grant(self.token, self.acquired_at, None, self.place)
 
     def record(self) -> Record:
-        return Record(self.name, self.holder, self.acquired_at, None, None, self.token)
+        return Record(self.name, self.holder, self.acquired_at, None, None, self.token, self.place)
 
 
 def notes(entries: Iterable[Entry]) -> str:
@@ -213,7 +293,7 @@ def notes(entries: Iterable[Entry]) -> str:
 
 def record(row: Row, name: str | None = None) -> Record:
     """What ``pg_locks`` and the published note say. Without a note the key is all that is known of the name."""
-    key, _, published, holder, acquired_at, token = row
+    key, _, published, holder, acquired_at, token = row[:6]
     if name is None:
         if published is None:
             name = LockKey("unpublished", (f"{int(key or 0) & 0xFFFFFFFFFFFFFFFF:016x}",)).name
@@ -226,6 +306,7 @@ def record(row: Row, name: str | None = None) -> Record:
         expires_at=None,
         expires_in=None,
         fencing_token=None if token is None else int(token),
+        place=None if (found := _PLACE.search(holder or b"")) is None else int(found[1]),
     )
 
 
