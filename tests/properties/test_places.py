@@ -126,7 +126,9 @@ class Episode:
         self.granted(new, grants, name)
 
     def wait(self) -> None:
-        """As waiters do: the exclusive ones leave word."""
+        """As waiters do: the exclusive ones leave word. On session locks only a try tells, and words come later."""
+        if not self.engine.leases:
+            return
         name, places = self.dice.choice(self.names), self.dice.choice(KINDS[1:])
         self.both(
             f"remaining {name[-1]} {places}",

@@ -15,7 +15,7 @@ from ...errors import LockBackendError
 from ..base import SHARED, WANTED_SECONDS, Grant, Record, places_of
 from ..postgres.errors import driver_errors, explain
 from ..postgres.session import Session
-from ..postgres.statements import Row
+from ..postgres.statements import Parameter, Row, Statement
 from . import sql
 from .sql import Asking, Entry, advisory_key
 
@@ -70,8 +70,6 @@ def join(holds: HoldSession, name: str, owner: str, holder: str, deadline: float
             return None
         at = int(row[3] or 0) - 1
         entry.place = free[at]
-        if entry.place is not None:
-            entry.holder = f'{holder[:-1]}, "place": {entry.place}}}'
         holds.rename(entry, keys[at])
         return row
 
@@ -97,6 +95,18 @@ def in_the_way(holds: HoldSession, gate: int, name: str) -> bool:
     if any(_unanswered(each) for each in members):
         raise LockBackendError(f"An earlier try for {name} was not answered yet", name=name)
     return bool(members)
+
+
+def ways_out(entry: Entry) -> list[tuple[Statement, list[Parameter]]]:
+    """How a hold is freed, of any kind: the first that the server does not refuse."""
+    marker = sql.marker_key(entry.name)
+    ways: list[tuple[Statement, list[Parameter]]]
+    if entry.gate:
+        published, ways = sql.LEAVE_PUBLISHED, [(sql.LEAVE, [entry.key, marker, entry.gate])]
+        ways.append((sql.LEAVE_QUIETLY, [entry.key, entry.gate]))
+    else:
+        published, ways = sql.RELEASE_PUBLISHED, [(sql.RELEASE, [entry.key, marker]), (sql.UNLOCK, [entry.key])]
+    return [(published, ways[0][1]), *ways] if entry.published else ways
 
 
 def open_gates(holds: HoldSession, session: Session, deadline: float, but: Entry | None = None) -> None:

@@ -56,7 +56,7 @@ class HoldSession:
         self.pool.in_use = lambda: bool(self.entries or self._marks)
         #: By advisory key.
         self.entries: dict[int, Entry] = {}
-        #: Keys that shared and placed holds have in share mode, and whether the server may have counted one too often.
+        #: Keys that are held in share mode, and whether the server may have counted one too often.
         self.gates: dict[int, bool] = {}
         #: Set when a request was interrupted: what the server holds may differ from the entries.
         self.doubtful = False
@@ -137,8 +137,7 @@ class HoldSession:
 
     def _is_ready(self, session: Session) -> None:
         self._unwanted_marks = []  # they went with the session before
-        self.gates = {}
-        self._ready = session
+        self._ready, self.gates = session, {}
 
     def _make_ready(self, session: Session, deadline: float) -> None:
         """Before the first use of a session for holds."""
@@ -272,19 +271,7 @@ class HoldSession:
             self._sweep(session, deadline)
             return False
         # Only the published row or the notification (its queue may be full) can fail, and the lock is free by then.
-        ways: list[tuple[Statement, list[Parameter]]] = [
-            (sql.RELEASE, [entry.key, marker_key(entry.name)]),
-            (sql.UNLOCK, [entry.key]),
-        ]
-        published = sql.RELEASE_PUBLISHED
-        if entry.gate:
-            ways = [
-                (sql.LEAVE, [entry.key, marker_key(entry.name), entry.gate]),
-                (sql.LEAVE_QUIETLY, [entry.key, entry.gate]),
-            ]
-            published = sql.LEAVE_PUBLISHED
-        if entry.published:
-            ways.insert(0, (published, ways[0][1]))
+        ways = members.ways_out(entry)
         try:
             for statement, parameters in ways:
                 if failure is not None and entry.key not in self.held_on(session, deadline):

@@ -281,14 +281,20 @@ class Entry:
         self.granted = clock.now()
         return Grant(self.token, self.acquired_at, None, self.place)
 
+    def note(self) -> str:
+        """The holder as it is published, which tells the place too."""
+        if self.place is None or not self.holder.endswith("}"):
+            return self.holder
+        return f'{self.holder[:-1]}, "place": {self.place}}}'
+
     def record(self) -> Record:
         return Record(self.name, self.holder, self.acquired_at, None, None, self.token, self.place)
 
 
 def notes(entries: Iterable[Entry]) -> str:
     """What PUBLISH takes."""
-    keys = ("key", "name", "holder", "acquired_at", "token")
-    return json.dumps([{key: getattr(entry, key) for key in keys} for entry in entries])
+    keys = ("key", "name", "acquired_at", "token")
+    return json.dumps([{"holder": entry.note(), **{key: getattr(entry, key) for key in keys}} for entry in entries])
 
 
 def record(row: Row, name: str | None = None) -> Record:
