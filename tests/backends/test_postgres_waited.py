@@ -58,13 +58,15 @@ def test_the_end_of_all_waits_takes_no_new_waiter_along(backends):
         backend.wait_for_change(0.01)  # connects
         backend.remaining(NAME, within())
         backend.stop_watching()
-        threading.Timer(0.1, other.release, [NAME, "owner", within()]).start()
+        later = threading.Timer(0.1, other.release, [NAME, "owner", within()])
+        later.start()
 
         def told(backend=backend):
             heard = backend.wait_for_change(1.0)
             return heard is None or NAME in heard
 
         assert eventually(told)
+        later.join(10)
         eventually(lambda: other.inspect(NAME, within()) is None)
 
 

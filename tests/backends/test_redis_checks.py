@@ -243,7 +243,9 @@ def test_a_server_that_cannot_save(server_dir):
 
 
 def test_a_node_of_a_cluster(server_dir):
-    with ValkeyServer(server_dir, options={"cluster-enabled": "yes", "port": free_port()}) as server:
+    # A node listens on another port too, 10,000 higher.
+    port = next(port for port in iter(free_port, None) if port < 55_536)
+    with ValkeyServer(server_dir, options={"cluster-enabled": "yes", "port": port}) as server:
         message, hint = told(server)
         assert "CLUSTERDOWN" in message and "Cluster" in hint
 
