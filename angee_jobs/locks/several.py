@@ -336,6 +336,7 @@ class SeveralLocks(Lock):
     @contextlib.contextmanager
     def guard(self, using: str = "default", timeout: Seconds = GUARD_SECONDS) -> Generator[None]:
         """:meth:`Lock.guard` for each of the keys; ``timeout`` is for each."""
+        self._checked()  # without any hold there would be nothing to guard by, and no error
         with contextlib.ExitStack() as stack:
             for hold in self._holds:
                 stack.enter_context(self._guard_of(hold, using, timeout))

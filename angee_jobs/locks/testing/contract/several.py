@@ -265,6 +265,8 @@ class SeveralInTransactions(TransactionCase, SeveralCase):
                 force_release(self.keys[1], backend=self.alias)
                 eventually(lambda: held.lost)
             self.assertEqual(self.written(using), [1], "committed by a holder that had lost one of its locks")
+            with self.assertRaises(LockLostError), transaction.atomic(using), self.all().guard(using):
+                self.fail("guarded without a hold")
             with self.assertRaises(transaction.TransactionManagementError), self.all() as held, held.guard(using):
                 self.fail("guarded without a transaction")
 
