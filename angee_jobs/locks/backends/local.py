@@ -87,6 +87,8 @@ class LocalLockBackend(BaseLockBackend):
             else:
                 if clock.now() < self._wanted.get(name, 0.0) or any(places_of(each.owner) == ALONE for each in live):
                     return None
+                if self._owned(name, owner) is not None:
+                    return None  # as an exclusive owner is that asks again
                 if places != SHARED:
                     taken = {each.place for each in live}
                     place = next((each for each in range(places) if each not in taken), None)
