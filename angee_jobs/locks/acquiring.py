@@ -21,13 +21,12 @@ from .concurrency import Call, Operations, Sleep, ThreadWaker, Waker
 from .errors import LockBackendError, LockLostError, LockNotAcquiredError, lost_error
 from .hold import Hold, State, new_owner_id
 from .holder import describe_holder, describes_this_thread
+from .log import logger
 from .options import LockOptions
 from .renewal import renewer
 from .transactions import deferred_of, deferred_releases
 from .types import LockInfo, printable
 from .waiting import wait_for_turn, waiters_of
-
-logger = logging.getLogger("angee_jobs.locks")
 
 #: How often a coroutine asks a backend that has only ``try_acquire``, in seconds.
 HANDLE_POLL_SECONDS = 0.05

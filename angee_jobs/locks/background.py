@@ -9,7 +9,6 @@ It asks no server itself where another backend would have to wait for that; see 
 from __future__ import annotations
 
 import functools
-import logging
 import math
 import queue
 import weakref
@@ -17,8 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import clock, process
-
-logger = logging.getLogger("angee_jobs.locks")
+from .log import logger
 
 #: While short holds come and go, the thread looks after this many seconds by itself instead of being woken by each.
 LINGER_SECONDS = 2.0

@@ -21,7 +21,7 @@ from .backends.base import ALONE, SHARED, BaseLockBackend
 from .background import Finalizer, background
 from .concurrency import Canceller, Operations, TaskWaker, ThreadWaker, arun, run
 from .conf import lock_backends
-from .errors import LockBackendError, lost_error
+from .errors import LockBackendError, add_note, lost_error
 from .hold import Hold, State
 from .keys import LockKey
 from .options import LockOptions
@@ -178,7 +178,7 @@ class Entry:
             assert hold is not None
             if exc is None:
                 raise
-            exc.add_note(f"The lock {hold.name} could not be released: {error}")
+            add_note(exc, f"The lock {hold.name} could not be released: {error}")
         finally:
             self.left = True
             self.statement = None
@@ -189,7 +189,7 @@ class Entry:
         if hold is not None and not hold.foreign and hold.state is State.LOST:
             if exc is None:
                 raise lost_error(hold.name)
-            exc.add_note(f"The lock {hold.name} had been lost before the block was left")
+            add_note(exc, f"The lock {hold.name} had been lost before the block was left")
 
 
 #: The entry that a thread is just making, from the look at ``__exit__`` to the call of ``__enter__``.

@@ -6,6 +6,7 @@ skipping, "nobody could tell" is a fault that has to reach whoever runs the syst
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,6 +66,12 @@ class LockBackendError(LockError):
         self.uncertain = uncertain
         #: The owner ids that were extended all the same, where one lease of a batch could not be.
         self.extended: Collection[str] = ()
+
+
+def add_note(error: BaseException, text: str) -> None:
+    """Add a note to the exception of a body, which may be of a class that takes none: then it goes without."""
+    with contextlib.suppress(Exception):
+        error.add_note(text)
 
 
 def lost_error(name: str) -> LockLostError:

@@ -11,7 +11,6 @@ Written with the ORM, since it has to work on whatever database the caller write
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
@@ -23,11 +22,10 @@ from .backends.postgres.missing import remedy
 from .errors import LockBackendError, LockLostError
 from .hold import Hold
 from .keys import name_digest
+from .log import logger
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
-
-logger = logging.getLogger("angee_jobs.locks")
 
 #: How long a guard waits for a guarded transaction before it, in seconds.
 GUARD_SECONDS = 10.0

@@ -18,7 +18,6 @@ from __future__ import annotations
 import difflib
 import functools
 import hashlib
-import logging
 import re
 import reprlib
 import sys
@@ -29,13 +28,13 @@ from math import isfinite
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
+from .log import logger
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from django.apps import AppConfig
     from django.db.models import Field, Model
-
-logger = logging.getLogger("angee_jobs.locks")
 
 PREFIX = "angee:"
 #: How names begin that stand in the namespace of a backend's alias: no piece of a key comes so early.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,11 +10,10 @@ from .backends.base import OPERATION_SECONDS, BaseLockBackend, Record
 from .backends.third_party import HandleBackend
 from .conf import lock_backends
 from .keys import LockKey, as_lock_key
+from .log import logger
 from .renewal import renewer
 from .transactions import finish_all_deferred
 from .types import LockInfo, Seconds, grace_seconds, printable
-
-logger = logging.getLogger("angee_jobs.locks")
 
 #: How many holds one statement of a reap removes.
 REAP_BATCH = 1000

@@ -11,14 +11,13 @@ every entry point calls :func:`check`, which compares process ids and runs the h
 from __future__ import annotations
 
 import _thread
-import logging
 import os
 import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-logger = logging.getLogger("angee_jobs.locks")
+from .log import here, logger
 
 #: The process that the module's state belongs to.
 pid = os.getpid()
@@ -109,7 +108,7 @@ def _let_import(mutex: Any) -> None:
         mutex.release()
 
 
-on_fork(before=_wait_for_imports, in_parent=_let_import)
+on_fork(before=_wait_for_imports, in_parent=_let_import, in_child=logger.reset)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork, after_in_parent=_after_fork_in_parent, after_in_child=check)
 
@@ -122,6 +121,7 @@ def start_thread(run: Callable[[], object], name: str) -> bool:
     """
 
     def named() -> None:
+        here.hands_over = True
         threading.current_thread().name = name
         try:
             run()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import atexit
 import functools
-import logging
 import math
 from collections.abc import Callable, Iterable
 
@@ -20,9 +19,8 @@ from .backends.base import OPERATION_SECONDS, BaseLockBackend, Extension, Grant
 from .background import background
 from .errors import LockBackendError
 from .hold import Hold, State
+from .log import logger
 from .types import printable
-
-logger = logging.getLogger("angee_jobs.locks")
 
 #: How often a session lock's connection is looked at, in seconds: its loss must be told within two.
 SESSION_WATCH_SECONDS = 1.0

@@ -24,12 +24,11 @@ Example::
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from django.dispatch import Signal
 
-logger = logging.getLogger("angee_jobs.locks")
+from .log import logger
 
 lock_acquired = Signal()
 lock_refused = Signal()

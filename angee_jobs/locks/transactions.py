@@ -13,7 +13,6 @@ test's author. There, nothing is registered, and the outermost atomic that is no
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 import threading
 import weakref
@@ -28,13 +27,12 @@ from .backends.base import ALONE, OPERATION_SECONDS
 from .background import Finalizer, background
 from .errors import LockBackendError
 from .hold import Hold
+from .log import logger
 from .renewal import renewer
 from .types import printable
 
 if TYPE_CHECKING:
     from django.db.backends.base.base import BaseDatabaseWrapper
-
-logger = logging.getLogger("angee_jobs.locks")
 
 #: How often the background thread looks whether a transaction has ended unnoticed, in seconds.
 LOOK_SECONDS = 1.0

@@ -11,7 +11,6 @@ import asyncio
 import collections
 import contextlib
 import functools
-import logging
 import math
 import os
 import threading
@@ -26,10 +25,9 @@ from .background import Finalizer, background
 from .concurrency import Call, Operations, Sleep, ThreadWaker, Waker
 from .errors import LockBackendError
 from .hold import Hold
+from .log import logger
 from .process import in_test_run
 from .renewal import renewer
-
-logger = logging.getLogger("angee_jobs.locks")
 
 #: What a lost wake-up costs at most, in seconds.
 FALLBACK_SECONDS = 1.0

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from angee_jobs.locks import LockLostError, lock, lock_backends, task_lock, task_lock_is_held
+from angee_jobs.locks import LockLostError, force_release, lock, lock_backends, task_lock, task_lock_is_held
 from angee_jobs.locks.background import Finalizer, background
 from tests.support.servers import eventually
 
@@ -126,3 +126,27 @@ def test_a_lock_is_gone_when_nobody_has_it_any_more():
             eventually(lambda watched=watched: watched() is None, what=used)  # a thread may be dropping it
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("has_notes", [False, True])
+def test_an_exception_that_takes_no_note_of_the_loss_still_leaves_the_block(has_notes):
+    class Refuses(Exception):
+        def add_note(self, note):
+            raise ZeroDivisionError
+
+    error = Refuses() if not has_notes else KeyError()
+    if has_notes:
+        error.__notes__ = "no list"
+    with pytest.raises(type(error)) as raised, lock("lost", backend="local"):
+        assert force_release("lost", backend="local")
+        raise error
+    assert raised.value is error
+
+    async def leave():
+        async with lock("lost", backend="local"):
+            assert force_release("lost", backend="local")
+            raise error
+
+    with pytest.raises(type(error)) as raised:
+        asyncio.run(leave())
+    assert raised.value is error

@@ -36,8 +36,8 @@ def main(backend: str) -> None:
     parents = lock("parents", ttl=60, backend=backend)
     assert parents.acquire()
     # A fork in C while another thread takes the interpreter's own lock hangs the child, with or without us. The thread
-    # that watches the holds has had its look after this, and sleeps.
-    time.sleep(1)
+    # that watches the holds looks each second, and sleeps in between.
+    time.sleep(1.5)
     for number in (1, 2):
         if ctypes.PyDLL(None).fork() == 0:
             try:

@@ -9,7 +9,6 @@ used next.
 from __future__ import annotations
 
 import contextlib
-import logging
 import re
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import TypeVar
 
 from ... import clock
 from ...errors import LockBackendError
+from ...log import logger
 from ..postgres.errors import CannotConnect, NoAnswer, SessionLost, driver_error, driver_errors, explain, refused
 from ..postgres.pool import Pool
 from ..postgres.session import Session
@@ -24,8 +24,6 @@ from ..postgres.slots import Slot
 from ..postgres.statements import Parameter, Row, Statement
 from . import members, sql
 from .sql import Entry, marker_key
-
-logger = logging.getLogger("angee_jobs.locks")
 
 #: At most so many holds of one process: the server's table of locks is shared by all its databases, and when it is
 #: full, other people's queries fail. For more holds, use leases.
