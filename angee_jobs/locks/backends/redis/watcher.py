@@ -77,6 +77,9 @@ class Watcher:
     def _end(self) -> None:
         self._hang_up()
         self._wanted.clear()
+        waker, self._waker = self._waker, None
+        for end in waker or ():
+            end.close()
         self._stopping = False
 
     def _hang_up(self) -> None:
@@ -153,7 +156,8 @@ class Watcher:
     def _sleep(self, connection: Connection | None, deadline: float) -> bool:
         """Sleep until something arrives (True), the waker is used, or the deadline."""
         waker = self._waker
-        assert waker is not None
+        if waker is None:
+            raise OSError("stopped just now")
         left = max(0.0, deadline - clock.now())
         sockets = [waker[0]] if connection is None else [waker[0], connection.sock]
         if hasattr(select, "poll"):
