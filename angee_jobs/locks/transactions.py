@@ -171,7 +171,7 @@ class DeferredRelease:
 
     def drop(self) -> None:
         if deferred_releases.get(_key(self.hold)) is self:
-            del deferred_releases[_key(self.hold)]
+            deferred_releases.pop(_key(self.hold), None)  # a signal handler may have come in between
 
 
 #: Every deferred release of this process, by backend, name, and the owner id if the key is shared; empty almost always.
