@@ -12,7 +12,7 @@ angee_jobs.E022   the cache of a Redis backend is spread over several servers
 angee_jobs.E023   (``--deploy``) the Redis server does not let its user run the scripts of the locks
 angee_jobs.E030   a SQLite database has several names, or is mounted without its folder: users find no common lock file
 angee_jobs.W001   (``--database``) a table of this app is missing where a lock backend needs it: run ``migrate``
-angee_jobs.W002   without DEBUG, a backend that excludes nobody outside its own process
+angee_jobs.W002   without DEBUG, a backend that excludes no other process
 angee_jobs.W003   a ttl that is too short to be kept, or so long that a dead holder blocks for hours
 angee_jobs.W004   a backend on a database that mirrors another in tests, which usually is a read-only replica
 angee_jobs.W006   django-tenants is installed, and a lock backend has no "NAMESPACE": tenants share their locks
@@ -113,7 +113,7 @@ def _check_reach(alias: str, backend: Any) -> Iterator[CheckMessage]:
     if settings.DEBUG or in_test_run() or getattr(backend, "cross_process", False):
         return
     yield Warning(
-        f"The locks of {alias!r} ({type(backend).__name__}) exclude nobody outside their own process, and without "
+        f"The locks of {alias!r} ({type(backend).__name__}) exclude no other process, and without "
         f"DEBUG there usually are several: web workers, task workers, cron.",
         hint='Write "angee_jobs.locks.TableLockBackend", PostgresAdvisoryLockBackend or RedisLockBackend; or put '
         '"angee_jobs.W002" into SILENCED_SYSTEM_CHECKS if all runs in one process.',
@@ -127,7 +127,7 @@ def _check_ttl(backend: BaseLockBackend) -> Iterator[CheckMessage]:
     if backend.ttl < SHORT_TTL:
         why = f"a pause of {backend.ttl * 2 / 3:.2g} s, of the program or the server, loses a lock"
     else:
-        why = "after a crash nobody can have its lock for so long"
+        why = "after a crash its lock stays taken for so long"
     yield Warning(
         f"The ttl of the lock backend {backend.alias!r} is {backend.ttl:g} s: {why}.",
         hint='Write "ttl": 30 into its OPTIONS. Leases are renewed, so the ttl need not be as long as the work; a lock '
@@ -156,7 +156,7 @@ def _check_mirror(backend: BaseLockBackend) -> Iterator[CheckMessage]:
         return
     yield Warning(
         f"The lock backend {backend.alias!r} uses a database that is a mirror of {mirrored!r} in tests, and so most "
-        f"likely a replica, on which nobody can take a lock.",
+        f"likely a replica, on which no lock can be taken.",
         hint=f'Write "alias": {mirrored!r} into its OPTIONS.',
         id="angee_jobs.W004",
     )

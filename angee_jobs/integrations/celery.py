@@ -46,7 +46,7 @@ def locked(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run a task under a lock. Stands below ``@app.task``, and takes what ``angee_jobs.locks.locked`` takes.
 
-    When somebody else holds the lock, ``on_refused`` decides: ``"raise"`` fails the task with LockNotAcquiredError;
+    When another holder has the lock, ``on_refused`` decides: ``"raise"`` fails the task with LockNotAcquiredError;
     ``"skip"`` ends it as successful, with a result that says by whom it was refused; ``"retry"`` is
     ``self.retry()``, after ``retry_delay`` seconds or up to half as much later, and LockNotAcquiredError after
     ``max_retries`` of them (without a number: the task's own). A callable ``key`` gets the task's arguments, without

@@ -253,7 +253,7 @@ class OnceTask(DjangoTask):  # type: ignore[misc]
     def _duplicate_result(self, duplicate: DuplicateTaskError, task_id: str) -> DuplicateResult:
         result = DuplicateResult(duplicate.task_id or task_id, backend=self.backend, task_name=self.name, app=self.app)
         result.holder = duplicate.holder
-        if duplicate.task_id is None:  # nobody will store a result under this id: get() would wait for ever
+        if duplicate.task_id is None:  # no result will be stored under this id: get() would wait for ever
             result._cache = {"status": FAILURE, "result": duplicate, "traceback": None, "children": []}
         return result
 

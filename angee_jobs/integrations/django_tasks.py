@@ -61,7 +61,7 @@ def locked(
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Run a task under a lock. Stands below ``@task``, and takes what ``angee_jobs.locks.locked`` takes.
 
-    When somebody else holds the lock, ``on_refused`` decides: ``"raise"`` fails the task with LockNotAcquiredError;
+    When another holder has the lock, ``on_refused`` decides: ``"raise"`` fails the task with LockNotAcquiredError;
     ``"skip"`` ends it as successful, with a return value that says by whom it was refused; ``"retry"`` does the same
     after having queued it again, to run after ``retry_delay`` seconds or up to half as much later, which needs a task
     backend that can defer. A callable ``key`` gets the task's arguments, without the context.

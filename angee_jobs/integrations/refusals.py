@@ -48,7 +48,7 @@ class Try:
 
 
 def answer(refused: LockNotAcquiredError, **more: str) -> dict[str, str]:
-    """What a refused task returns: any result store can keep it, and whoever looks there sees why nothing was done."""
+    """What a refused task returns: any result store can keep it, and its reader sees why nothing was done."""
     holder = refused.holder.holder if refused.holder is not None else None
     return {"refused": refused.name or "", "held_by": str(holder or "unknown")} | more
 

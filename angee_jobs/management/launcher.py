@@ -1,6 +1,6 @@
 """Becomes the program that ``run_locked`` runs: ``python -I -S launcher.py PARENT CMD ARGS...``.
 
-On Linux the program gets SIGTERM when ``run_locked`` dies without being able to stop it: nobody renews its lock then.
+On Linux the program gets SIGTERM when ``run_locked`` dies without being able to stop it: its lock is not renewed then.
 Asking for that must happen in the new process, where other threads of ``run_locked`` must not be about.
 """
 

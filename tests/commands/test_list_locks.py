@@ -166,6 +166,6 @@ def test_no_message_does_anything_to_a_terminal(capsys: pytest.CaptureFixture[st
     assert execute("release_lock", "angee:\u202e") == 2
     printed = capsys.readouterr()
     assert r"Released angee:file:a\x202egpj.exe" in printed.out
-    assert r"Nobody holds angee:file:a\x202egpj.exe" in printed.err
+    assert r"angee:file:a\x202egpj.exe is not held" in printed.err
     assert "\u202e" not in printed.out + printed.err
     assert not held.release()

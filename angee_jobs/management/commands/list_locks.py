@@ -25,7 +25,7 @@ LOOK_AHEAD = 1000
 class Command(LockCommand):
     help = (
         "Lists the locks that are held, of every backend. What a backend cannot know is a dash. Exit codes: 0, also "
-        "if there are none, and if a backend of somebody else cannot list its locks, which is said; 1 if a backend "
+        "if there are none, and if a third party's backend cannot list its locks, which is said; 1 if a backend "
         "could not be asked, after listing the others, or cannot list and was named; 2 for wrong usage."
     )
 

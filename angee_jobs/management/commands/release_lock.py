@@ -25,8 +25,8 @@ STUCK = 4
 
 class Command(LockCommand):
     help = (
-        "Frees a lock by force, whoever holds it. The holder is NOT stopped: see first whether it still runs. "
-        "Exit codes: 0 released; 1 the backend could not be asked; 2 wrong usage; 3 nobody held the lock; 4 its "
+        "Frees a lock by force; of several holders, one. The holder is NOT stopped: see first whether it still runs. "
+        "Exit codes: 0 released; 1 the backend could not be asked; 2 wrong usage; 3 the lock was not held; 4 its "
         "process does not give it up, and only ending its database session would help."
     )
 
@@ -71,7 +71,7 @@ class Command(LockCommand):
             raise CommandError(f"The lock backend {alias!r} could not be asked: {one_line(error)}") from error
         if not released or info is None:
             elsewhere = self._elsewhere(key, alias) if options["backend"] is None else ""
-            raise CommandError(f"Nobody holds {name} in the backend {alias!r}.{elsewhere}", returncode=NOT_HELD)
+            raise CommandError(f"{name} is not held in the backend {alias!r}.{elsewhere}", returncode=NOT_HELD)
         holder = "" if info.holder is None else f", which {info.holder} held"
         ended = [info]
         if beside is None:

@@ -59,7 +59,7 @@ class Command(LockCommand):
         "lock is lost it is stopped, with SIGTERM and then SIGKILL. It finds the lock in its environment: "
         "ANGEE_LOCK_KEY (the canonical name), ANGEE_LOCK_TOKEN (the fencing token), ANGEE_LOCK_BACKEND. Exit codes: "
         "the program's own, or 128 and the number of the signal that ended it; 2 wrong usage; "
-        f"{UNAVAILABLE} the lock backend cannot be used; {REFUSED}, or what --on-refused says, if somebody else holds "
+        f"{UNAVAILABLE} the lock backend cannot be used; {REFUSED}, or what --on-refused says, if another holder has "
         f"the lock; {LOST} the lock was lost; {WRONG_CONFIGURATION} the configuration of the locks is wrong; "
         f"{launcher.NOT_EXECUTABLE} the program cannot be run; {launcher.NOT_FOUND} there is no such program."
     )
@@ -114,7 +114,7 @@ class Command(LockCommand):
             type=exit_code_argument,
             default=REFUSED,
             metavar="EXIT-CODE",
-            help=f"The exit code if somebody else holds the lock (default {REFUSED}); with 0 nothing is printed.",
+            help=f"The exit code if another holder has the lock (default {REFUSED}); with 0 nothing is printed.",
         )
         parser.add_argument(
             "--grace",

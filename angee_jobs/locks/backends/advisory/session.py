@@ -28,7 +28,7 @@ from .sql import Entry, marker_key
 #: At most so many holds of one process: the server's table of locks is shared by all its databases, and when it is
 #: full, other people's queries fail. For more holds, use leases.
 MAX_HOLDS = 500
-#: How often, in seconds, notes of holds whose session has died are removed; and when a mark is given up that nobody
+#: How often, in seconds, notes of holds whose session has died are removed; and when a mark is given up that no waiter
 #: has asked for.
 PRUNE_EVERY, MARK_SECONDS = 60.0, 5.0
 
@@ -172,7 +172,7 @@ class HoldSession:
                 raise NoAnswer(sent=False) from None
         try:
             other = self.pool.connect(deadline)
-        except CannotConnect:  # then nobody is answered
+        except CannotConnect:  # then no session is answered
             raise NoAnswer(sent=False) from None
         try:
             self._make_ready(other, deadline)
@@ -309,7 +309,7 @@ class HoldSession:
                 raise  # else the wait goes on at the fallback interval, without the mark
 
     def unmark_all(self) -> None:
-        """Nobody waits any more. Sends nothing itself: the marks go in the background, or with the session."""
+        """No caller waits any more. Sends nothing itself: the marks go in the background, or with the session."""
         while self._marks:
             marker, (session, _) = self._marks.popitem()
             self._unwanted_marks.append((marker, session))

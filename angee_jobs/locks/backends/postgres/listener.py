@@ -67,7 +67,7 @@ class Listener:
             deadline = clock.now() + CONNECT_SECONDS
             session = self._session = Session(self.alias, deadline, fallback_application_name="angee_jobs waiting")
             if not session.direct and not self.through_pooler:
-                # It would be the server's connection that listens, whoever is its next client.
+                # It would be the server's connection that listens, also for its next client.
                 self._drop()
                 raise LockBackendError(f"Nothing can be heard through the pooler in front of {self.alias!r}")
             session.execute(self._listen, (), deadline)

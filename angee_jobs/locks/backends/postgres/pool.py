@@ -23,7 +23,7 @@ from .statements import Parameter, Row, Statement
 IDLE_SECONDS = 30.0
 #: What a wake-up that went to the wrong thread costs at most, in seconds.
 _RESCAN_SECONDS = 0.05
-#: Whoever has waited so long for a session has been woken in vain, and others give way to it.
+#: A thread that has waited so long for a session has been woken in vain, and others give way to it.
 STARVED_SECONDS = 0.05
 #: For so long they do, which is enough to be woken up.
 GIVE_WAY_SECONDS = 0.001

@@ -40,7 +40,7 @@ _TRANSACTION_ACTIVE = 1
 
 
 class Session:
-    """One connection. Used by one thread at a time, which whoever owns the session sees to.
+    """One connection. Used by one thread at a time, which the owner of the session sees to.
 
     ``settings`` are made on the server's side for as long as the session lives, on a direct connection; where a
     pooler is in between, nothing is left on the server's connection, which may be another client's next.
@@ -130,7 +130,7 @@ class Session:
         for name, value in wanted.items():
             parameters += [name, value]
             calls.append(f"set_config(${len(parameters) - 1}::text, ${len(parameters)}::text, false)")
-        # libpq is told the server's process by whoever it talks to. Where that is not the server, it is a pooler.
+        # libpq is told the server's process by its peer. Where that is not the server, it is a pooler.
         sql = (
             f"SELECT pg_backend_pid(), pg_is_in_recovery(), "
             f"CASE WHEN pg_backend_pid() = $1::int THEN concat({', '.join(calls)}) END"
@@ -292,7 +292,7 @@ class Session:
         return True
 
     def _read(self, request: Request, deadline: float) -> None:
-        """Wait for the whole answer. What comes is kept in ``request``, whoever reads it."""
+        """Wait for the whole answer. What comes is kept in ``request``, no matter which thread reads it."""
         pgconn = self._pgconn
         if pgconn is None:
             raise SessionLost("the session was closed", sent=True)
@@ -322,7 +322,7 @@ class Session:
         if pgconn.status == _CONNECTION_BAD:
             raise SessionLost(message_of(pgconn, request.results), sent=True)
         if pgconn.transaction_status > _TRANSACTION_ACTIVE:
-            # No statement of ours opens a transaction; whoever did, it would keep a snapshot and locks.
+            # No statement of ours opens a transaction; one of another would keep a snapshot and locks.
             raise SessionLost("the session is in a transaction", sent=True)
         self._take_notifications(pgconn)
 

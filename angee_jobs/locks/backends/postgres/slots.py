@@ -84,7 +84,7 @@ class Claim:
         return by is self._key
 
     def give_back(self, *, quietly: bool = False) -> None:
-        """``quietly``: the slot was not used, and whoever waits for one need not look."""
+        """``quietly``: the slot was not used, and a thread that waits for one need not look."""
         slot = self.slot
         if slot.claims.get("by") is self._key:
             if not quietly:
@@ -94,7 +94,7 @@ class Claim:
                 self.pool.waker.put(None)
 
 
-#: Held by whoever removes a void claim; re-entrant for signal handlers.
+#: Held by the thread that removes a void claim; re-entrant for signal handlers.
 _voiding = threading.RLock()
 
 
