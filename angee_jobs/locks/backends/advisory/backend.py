@@ -134,13 +134,13 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         return [each.owner for each in extensions if each.owner in owners]
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
-        entry = self._session.entries.get(advisory_key(name))
+        entries = [self._session.entries.get(advisory_key(name))]
         if "~" in owner:
-            entries = list(self._session.entries.values())
-            entry = next((each for each in entries if each.gate and each.owner == owner), None)
-        if entry is None or not compare_digest(entry.owner.encode(), owner.encode()):
-            return False
-        return self._session.free(entry, deadline)
+            entries = [each for each in list(self._session.entries.values()) if each.gate]
+        for entry in entries:
+            if entry is not None and compare_digest(entry.owner.encode(), owner.encode()):
+                return self._session.free(entry, deadline)
+        return False
 
     def inspect(self, name: str, deadline: float) -> Record | None:
         return next(iter(self.inspect_many([name], deadline)), None)
