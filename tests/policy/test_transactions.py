@@ -1,6 +1,7 @@
 """Locks in transactions that Django makes: requests (scenario 25), test cases (42); long writes on SQLite (45)."""
 
 import gc
+import shutil
 import threading
 import time
 import unittest
@@ -341,9 +342,22 @@ def test_s45_lock_traffic_writes_nothing_to_the_file_of_the_project(key):
         assert cursor.execute("PRAGMA data_version").fetchone() == version
 
 
-def test_a_thread_that_ends_inside_its_transaction_leaves_neither_its_connection_nor_the_lock(where):
-    left = []
-    gc.collect()  # a cursor of an earlier test, half read, would keep SQLite's table locked
+@pytest.fixture
+def alone(where, tmp_path):
+    """The same in a database that no other connection has open; SQLite lets one write at a time."""
+    if where.using == "postgres":
+        yield where
+        return
+    path = tmp_path / "alone.sqlite3"
+    shutil.copyfile(connections.settings["default"]["NAME"], path)
+    with mock.patch.dict(connections.settings, alone={**connections.settings["default"], "NAME": str(path)}):
+        yield Where(where.alias, "alone")
+        connections["alone"].close()
+        del connections["alone"]
+
+
+def test_a_thread_that_ends_inside_its_transaction_leaves_neither_its_connection_nor_the_lock(alone):
+    where, left = alone, []
 
     def enter():
         transaction.atomic(where.using).__enter__()
