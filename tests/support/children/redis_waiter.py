@@ -7,6 +7,8 @@ import sys
 import time
 
 from angee_jobs.locks import LockBackendError, lock, lock_backends, task_lock
+from angee_jobs.locks.clock import now
+from angee_jobs.locks.hold import new_owner_id
 from tests.support.children import hear, say
 
 
@@ -232,3 +234,37 @@ def use(operations: object, held: str, own: str) -> None:
         assert operations.inspect(own, now() + 5).name == own
         assert operations.inspect(held, now() + 5).name == held
         assert operations.release(own, own, now() + 5) is True
+
+
+def members(folder: str, name: str, seed: str, ttl: str, dies: str) -> None:
+    """Enters at random as each kind of holder, by the backend's operations alone.
+
+    Leaves a file in ``folder`` while it is inside, and looks who else is. One that dies is killed inside.
+    """
+    backend, dice = lock_backends.operations("redis"), random.Random(int(seed))
+    entered, wrong = dict.fromkeys(("alone", "shared", "placed"), 0), set()
+    until = time.monotonic() + (dice.uniform(0.5, 2.0) if dies == "True" else 60.0)
+    while not os.path.exists(os.path.join(folder, "end")):
+        kind = dice.choices(list(entered), [1, 3, 6])[0]
+        owner = new_owner_id({"alone": 0, "shared": -1, "placed": 3}[kind])
+        if backend.acquire(name, owner, float(ttl), "{}", now() + 5) is None:
+            if kind == "alone":
+                backend.remaining(name, now() + 0.05)
+            time.sleep(dice.uniform(0, 0.01))
+            continue
+        mine = f"{kind}-{os.getpid()}"
+        open(os.path.join(folder, mine), "w").close()
+        together = [each for each in os.listdir(folder) if each != "end"]
+        if len(together) > 1 and any(each.startswith("alone") for each in together):
+            wrong.add("+".join(together))
+        if sum(each.startswith("placed") for each in together) > 3:
+            wrong.add("+".join(together))
+        entered[kind] += 1
+        if time.monotonic() > until:
+            os.unlink(os.path.join(folder, mine))
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(dice.uniform(0, 0.01))
+        os.unlink(os.path.join(folder, mine))
+        if not backend.release(name, owner, now() + 5):
+            wrong.add(f"lost-{kind}")
+    say("done", ",".join(map(str, entered.values())), *wrong)

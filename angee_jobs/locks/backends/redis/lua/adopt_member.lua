@@ -5,11 +5,11 @@
 -- Returns the head of the hold and its place, or 0 if it is gone.
 
 local shared = ARGV[6] == '1'
-local id, hold = find(KEYS[3], ARGV[7], ARGV[3], shared)
+local id, hold = find(KEYS[1], KEYS[3], ARGV[7], ARGV[3], shared)
 if id then
     return string.sub(hold, 1, 48) .. (shared and '' or id) -- asked again, because the first answer got lost
 end
-id, hold = find(KEYS[3], ARGV[7], ARGV[2], shared)
+id, hold = find(KEYS[1], KEYS[3], ARGV[7], ARGV[2], shared)
 if not id then
     return 0
 end

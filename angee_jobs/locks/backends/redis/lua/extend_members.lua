@@ -8,10 +8,8 @@ local answer = {}
 for i = 1, (#KEYS - 1) / 2 do
     local name, owner, ttl, shared, before = unpack(ARGV, 5 * i - 4, 5 * i)
     local gate, members = KEYS[2 * i], KEYS[2 * i + 1]
-    local id, hold = find(members, before, owner, shared == '1')
-    local key = redis.call('GET', gate)
-    -- Without the gate somebody has emptied the server, or taken the key since.
-    if id and ends(key) > now and owner_of(key) == GATE then
+    local id, hold = find(gate, members, before, owner, shared == '1')
+    if id then
         local expires = math.max(ends(hold), now + ttl)
         -- The ZREM first: see extend.lua.
         redis.pcall('ZREM', KEYS[1], name .. '\1' .. id)

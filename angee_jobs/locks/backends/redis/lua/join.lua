@@ -14,7 +14,7 @@ if ends(gate) > now and not open then
 end
 local places = tonumber(ARGV[5])
 local shared = places < 0
-local id, mine = find(KEYS[5], ARGV[6], ARGV[2], shared)
+local id, mine = find(KEYS[1], KEYS[5], ARGV[6], ARGV[2], shared)
 if mine then
     return string.sub(mine, 1, 48) .. (shared and '' or id) -- asked again, because the first answer got lost
 end
@@ -22,10 +22,11 @@ if redis.call('EXISTS', KEYS[4]) == 1 then
     return 0 -- this request was given up, and comes late
 end
 -- A word stands until an exclusive hold has got another token.
-if gate and owner_of(gate) == GATE and redis.call('GET', KEYS[6]) == string.sub(gate, 17, 32) then
+if gate and owner_of(gate) == GATE and redis.pcall('GET', KEYS[6]) == string.sub(gate, 17, 32) then
     return 0
 end
-for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', string.format('%.0f', now))) do
+local over = open and string.format('%.0f', now) or '+inf' -- without the gate, all of them
+for _, dead in ipairs(redis.call('ZRANGEBYSCORE', KEYS[5], '-inf', over)) do
     remove(KEYS[2], KEYS[5], ARGV[6], ARGV[1], dead)
 end
 if shared then

@@ -8,7 +8,7 @@
 if ARGV[4] ~= '0' then
     redis.pcall('SET', KEYS[3], '', 'PX', ARGV[4]) -- see release.lua
 end
-local id = find(KEYS[4], ARGV[6], ARGV[2], ARGV[5] == '1')
+local id = find(KEYS[1], KEYS[4], ARGV[6], ARGV[2], ARGV[5] == '1')
 if not id then
     return 0
 end

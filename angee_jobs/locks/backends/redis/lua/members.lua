@@ -16,14 +16,33 @@ local function owner_of(hold)
     return string.sub(hold, 49, 112)
 end
 
--- The id and the string of the live hold of `owner`, or nil.
-local function find(members, before, owner, shared)
-    local ids = shared and {owner} or redis.call('ZRANGEBYSCORE', members, string.format('(%.0f', now), '+inf')
-    for _, id in ipairs(ids) do
-        local hold = redis.call('GET', before .. id)
-        if ends(hold) > now and owner_of(hold) == owner then
-            return id, hold
+-- By key of members, the ids of places by owner. Read once: a batch that renews 1000 places of one key would read each
+-- of them 1000 times.
+local placed = {}
+
+-- The id and the string of the live hold of `owner`, or nil. Without the gate the members are over: it was deleted by
+-- hand, and an exclusive hold may have been granted since.
+local function find(gate, members, before, owner, shared)
+    local key = redis.call('GET', gate)
+    if ends(key) <= now or owner_of(key) ~= GATE then
+        return
+    end
+    local id = owner
+    if not shared then
+        if not placed[members] then
+            placed[members] = {}
+            for _, each in ipairs(redis.call('ZRANGEBYSCORE', members, string.format('(%.0f', now), '+inf')) do
+                local hold = #each < 64 and redis.call('GET', before .. each)
+                if hold then
+                    placed[members][owner_of(hold)] = each
+                end
+            end
         end
+        id = placed[members][owner]
+    end
+    local hold = id and redis.call('GET', before .. id)
+    if ends(hold) > now and owner_of(hold) == owner then
+        return id, hold
     end
 end
 

@@ -11,10 +11,12 @@ if not hold or owner_of(hold) ~= GATE or (left == 0 and ARGV[1] == '0') then
 end
 local token = string.sub(hold, 17, 32)
 if ARGV[1] == '0' then
-    redis.pcall('SET', KEYS[3], token, 'PX', ARGV[2]) -- with pcall: it is for fairness
+    -- A waiter that soon gives up does not shorten the word of another. With pcall: it is for fairness.
+    local stands = redis.pcall('GET', KEYS[3]) == token and redis.call('PTTL', KEYS[3]) or 0
+    redis.pcall('SET', KEYS[3], token, 'PX', math.max(stands, tonumber(ARGV[2])))
     return left
 end
-if redis.call('GET', KEYS[3]) == token then
+if redis.pcall('GET', KEYS[3]) == token then
     return math.max(1000, redis.call('PTTL', KEYS[3]) * 1000)
 end
 local places, held, first = tonumber(ARGV[1]), 0, math.huge
