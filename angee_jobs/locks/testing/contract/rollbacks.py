@@ -160,7 +160,7 @@ class Rollbacks(TransactionCase):
                     self.write(using)
                 self.strategy.delete_hold(self.key)
                 eventually(lambda: heard, KEPT + NOISE, "lock_lost is sent")
-            self.assertTrue(any(self.key.name in line for line in logged.output))
+                eventually(lambda: any(self.key.name in line for line in logged.output), what="it is logged")
             newer = self.lock()
             self.assertTrue(newer.acquire())
         self.assertTrue(newer.held)
