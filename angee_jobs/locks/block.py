@@ -126,7 +126,7 @@ class Entry:
             return True
         if transactions and deferred_releases:
             backend = entrance.find_backend()
-            places = entrance.options.slots or (SHARED if entrance.options.shared else ALONE)
+            places = entrance.places
             for deferred in deferred_of(backend, backend.scoped(entrance.key).name, places):
                 if deferred.hold.places == places and deferred.take_again(transactions, self):
                     self.hold, self.deferred = deferred.hold, deferred
@@ -247,6 +247,11 @@ class Entrance:
         #: A hold that was attached and waits for the block that it is meant for.
         self.attached: Entry | None = None
 
+    @property
+    def places(self) -> int:
+        """Who else may hold the key beside a hold that is asked for: ALONE, SHARED, or a number of places."""
+        return self.options.slots or (SHARED if self.options.shared else ALONE)
+
     def find_backend(self) -> BaseLockBackend:
         """The backend of the alias as it is configured now."""
         backend = self.options.backend
@@ -263,7 +268,7 @@ class Entrance:
             key = backend.scoped(key)
         if options.hold_at_least is not None:
             needs_lease(backend, "hold_at_least")
-        ttl, places = options.ttl or backend.ttl, options.slots or (SHARED if options.shared else ALONE)
+        ttl, places = options.ttl or backend.ttl, self.places
         if places:
             needs_places(backend, places)
         return Hold(key, backend, ttl if options.hold_at_most is None else min(ttl, options.hold_at_most), places)

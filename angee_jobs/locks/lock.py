@@ -155,10 +155,9 @@ class Lock:
             if export.acquire():
                 make_report.enqueue(report.pk, export.detach(ttl=3600))
         """
-        return run(self._detach(ttl))
+        return run(self._detach(None if ttl is None else lease_seconds(ttl)))
 
-    def _detach(self, ttl: Seconds | None) -> Operations[str]:
-        seconds = None if ttl is None else lease_seconds(ttl)
+    def _detach(self, seconds: float | None) -> Operations[str]:
         return detach(self._checked(), seconds, self._entrance.options.note)
 
     def _adopt(self, owner_id: str) -> None:
@@ -182,6 +181,11 @@ class Lock:
     def _hold(self) -> Hold | None:
         """The hold that the caller means."""
         return self._entrance.current()
+
+    @property
+    def _holds(self) -> list[Hold]:
+        hold = self._hold
+        return [] if hold is None else [hold]
 
     @property
     def held(self) -> bool:
@@ -229,8 +233,7 @@ class Lock:
     @property
     def fencing_tokens(self) -> dict[str, int | None]:
         """The fencing token of each canonical name; empty before the first hold. Of one key it has one."""
-        hold = self._hold
-        return {} if hold is None else {hold.name: hold.fencing_token}
+        return {hold.name: hold.fencing_token for hold in self._holds}
 
     @property
     def slot(self) -> int | None:
@@ -289,17 +292,15 @@ class Lock:
                 with transaction.atomic(), held.guard():
                     save(batch)
         """
-        options = self._entrance.options
-        if options.shared or options.slots:
-            raise ValueError(f"guard() needs an exclusive hold, and {self.name} is shared or has slots=")
-        return self._guard_of(self._hold, using, timeout)
-
-    def _guard_of(self, hold: Hold | None, using: str, timeout: Seconds) -> contextlib.AbstractContextManager[None]:
         seconds = wait_seconds(timeout)
         assert seconds is not None
-        if hold is not None and hold.places:  # an attached one has brought its kind with it
+        # An attached hold has brought its kind with it.
+        if self._entrance.places or any(hold.places for hold in self._holds):
             raise ValueError(f"guard() needs an exclusive hold, and {self.name} is shared or has slots=")
-        return guard(lambda: self._checked(hold), using, seconds)
+        return self._guarded(using, seconds)
+
+    def _guarded(self, using: str, seconds: float) -> contextlib.AbstractContextManager[None]:
+        return guard(self._checked, using, seconds)
 
     def __repr__(self) -> str:  # without the owner id
         hold = self._hold

@@ -8,6 +8,7 @@ cannot wait for each other.
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Generator, Iterator, Sequence
 from datetime import datetime
 from typing import Any, ClassVar, Unpack
@@ -17,14 +18,14 @@ from .acquiring import acquire, adopt, detach, extend, release
 from .block import Entrance, Entry
 from .concurrency import Canceller, Operations, TaskWaker, ThreadWaker, arun, run
 from .errors import LockBackendError, LockError, LockLostError, lost_error
-from .guard import GUARD_SECONDS
+from .guard import guard
 from .hold import Hold, OwnerId, State
 from .keys import LockKey, as_lock_key
 from .lock import Lock
 from .options import DEFAULTS, LockOptions, Options
 from .renewal import renewer
 from .transactions import Transaction, current_transactions, transactions_of_task
-from .types import LockInfo, Seconds, lease_seconds
+from .types import LockInfo, Seconds
 
 #: Between the owner ids of the holds of several keys, in the order of the keys.
 BETWEEN = ","
@@ -270,9 +271,8 @@ class SeveralLocks(Lock):
                 extended[number] = yield from extend(hold, seconds)
         return bool(extended) and all(extended)
 
-    def _detach(self, ttl: Seconds | None) -> Operations[str]:
+    def _detach(self, seconds: float | None) -> Operations[str]:
         self._checked()
-        seconds = None if ttl is None else lease_seconds(ttl)
         let_go: list[Hold] = []
         try:
             for hold in self._holds:
@@ -308,10 +308,6 @@ class SeveralLocks(Lock):
         return None
 
     @property
-    def fencing_tokens(self) -> dict[str, int | None]:
-        return {hold.name: hold.fencing_token for hold in self._holds}
-
-    @property
     def slot(self) -> None:
         """None: each key has its own place."""
         return None
@@ -334,12 +330,12 @@ class SeveralLocks(Lock):
         return found[0] if found and all(found) else None
 
     @contextlib.contextmanager
-    def guard(self, using: str = "default", timeout: Seconds = GUARD_SECONDS) -> Generator[None]:
-        """:meth:`Lock.guard` for each of the keys; ``timeout`` is for each."""
+    def _guarded(self, using: str, seconds: float) -> Generator[None]:
+        """Each of the keys; ``seconds`` is for each."""
         self._checked()  # without any hold there would be nothing to guard by, and no error
         with contextlib.ExitStack() as stack:
             for hold in self._holds:
-                stack.enter_context(self._guard_of(hold, using, timeout))
+                stack.enter_context(guard(functools.partial(self._checked, hold), using, seconds))
             yield
 
 

@@ -199,8 +199,7 @@ def wait_for_turn(
     if isinstance(waker, ThreadWaker):
         _refuse_in_event_loop(hold.name)
     name = hold.name
-    # A backend of others may not know of places.
-    about = (name,) if not waiters.backend.most_places else (name, hold.places)
+    sharing = (hold.places,) if waiters.backend.most_places else ()  # a backend of others may not know of places
     position = Position()
     queue = waiters.join(name, waker, position)
     try:
@@ -220,7 +219,7 @@ def wait_for_turn(
             try:
                 started = queue.active_at = queue.calling_since = clock.now()
                 limit = min(deadline, started + OPERATION_SECONDS)
-                remaining = yield Call(waiters.backend.remaining, about[0], limit, *about[1:])
+                remaining = yield Call(waiters.backend.remaining, name, limit, *sharing)
                 if remaining is None:
                     started = queue.calling_since = clock.now()
                     grant: Grant | None = yield Call.of(hold, attempt, min(deadline, started + OPERATION_SECONDS))

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from django.db import transaction
 
-from ...api import attach_lock, locked, task_lock
+from ...api import attach_lock, lock, locked, task_lock
 from ...backends.base import WANTED_SECONDS
 from ...clock import now
 from ...errors import LockLostError, LockNotAcquiredError
@@ -153,6 +153,8 @@ class Places(PlacesCase):
         for options in ({"slots": 2}, {"shared": True}):
             with self.lock(**options) as held, self.assertRaises(ValueError):
                 held.guard()
+            with self.assertRaises(ValueError):
+                lock([self.key], backend=self.alias, **options).guard()
 
     def test_a_place_is_kept_by_renewal_and_extended(self) -> None:
         self.needs("leases")
