@@ -100,20 +100,21 @@ class SeveralEntry(Entry):
         options = entrance.options
         renews = renews and options.auto_extend
         end = clock.now() + (wait or 0.0)
-        attached = entrance.attached
-        if isinstance(attached, SeveralEntry) and all(hold.live for hold in attached.holds):
-            entrance.attached, attached.left = None, True
-            for key, part in zip(entrance.keys, attached.parts, strict=True):
-                self._add(Entrance(key, options), part.hold)
-                if renews and part.hold is not None:
-                    part.hold.handle = None
-                    renewer.start_renewing(part.hold)
-            return True
+        attached: dict[str, Entry] = {}
+        if (
+            self.is_block
+            and isinstance(entrance.attached, SeveralEntry)
+            and all(hold.live for hold in entrance.attached.holds)
+        ):
+            attached = {part.hold.name: part for part in entrance.attached.parts if part.hold is not None}
+            entrance.attached.left, entrance.attached = True, None
         missing = []
         for key in entrance.in_order():
-            part = self._add(Entrance(key, options), None)
-            if not (transactions and part.has_hold(self.entrances[-1], transactions)):
-                part.hold = self.entrances[-1].new_hold()
+            own = Entrance(key, options)
+            own.attached = attached.get(key.name)
+            part = self._add(own)
+            if not ((transactions or attached) and part.has_hold(own, transactions)):
+                part.hold = own.new_hold()
                 missing.append(part.hold)
         try:
             for hold in missing:
@@ -126,9 +127,9 @@ class SeveralEntry(Entry):
             yield from self._give_back()
             raise
 
-    def _add(self, entrance: Entrance, hold: Hold | None) -> Entry:
+    def _add(self, entrance: Entrance) -> Entry:
         part = Entry()
-        part.is_block, part.caller, part.hold = self.is_block, self.caller, hold
+        part.is_block, part.caller = self.is_block, self.caller
         self.entrances.append(entrance)
         self.parts.append(part)
         return part
@@ -160,20 +161,22 @@ class SeveralEntry(Entry):
         if isinstance(exc, GeneratorExit):
             self.abandon()
             return
+        failed: LockError | None = None
         try:
             with _all_are_left(self) as errors:
                 for part in reversed(self.parts):
                     with errors:
                         await part.aleave(exc)
-        except LockError:
-            if self.cancel is None or not self.cancel.disarm(exc):
-                raise
+        except LockError as error:
+            failed = error
         except BaseException:
             self.abandon()
             raise
         hold = self.hold
         if hold is not None and self.cancel is not None and self.cancel.disarm(exc):
             raise lost_error(hold.name) from exc
+        if failed is not None:
+            raise failed
 
 
 class _FirstError:
@@ -290,12 +293,10 @@ class SeveralLocks(Lock):
         keys, owners = self._entrance.in_order(), owner_id.split(BETWEEN)
         if len(keys) != len(owners):
             raise LockLostError(f"There are no detached holds of {self.name} with this owner id", name=self.name)
-        self._entrance.keys = keys
         for key, owner in zip(keys, owners, strict=True):
             entrance = Entrance(key, self._entrance.options)
-            part = entry._add(entrance, entrance.new_hold())
-            assert part.hold is not None
-            yield from adopt(part.hold, OwnerId(owner), self._entrance.options.note)
+            hold = entry._add(entrance).hold = entrance.new_hold()
+            yield from adopt(hold, OwnerId(owner), self._entrance.options.note)
 
     @property
     def owner_id(self) -> str | None:

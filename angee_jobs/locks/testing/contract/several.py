@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import threading
 import time
@@ -174,6 +175,18 @@ class Several(SeveralCase):
         self.assert_all_free()
         with self.assertRaises(LockLostError):
             attach_lock(self.keys, owner, backend=self.alias)
+
+    def test_attached_holds_are_those_of_their_block_and_of_no_acquire(self) -> None:
+        self.needs("leases")
+        held = self.all()
+        held.acquire()
+        attached = attach_lock(self.keys, held.detach(), backend=self.alias, auto_extend=False)
+        self.assertFalse(attached.acquire(), "they are held already")
+        self.assertTrue(attached.held)
+        with attached as entered:
+            gc.collect()
+            self.assertTrue(entered.extend())
+        self.assert_all_free()
 
     def test_a_cancelled_wait_leaves_nothing(self) -> None:
         async def main() -> None:
