@@ -1,9 +1,11 @@
 """What the tests of the PostgreSQL backends share."""
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from types import CodeType
 from typing import Any
 from unittest import mock
 
@@ -78,6 +80,13 @@ class Interrupt(Exception):
     """What a signal handler raises."""
 
 
+def _is_of_the_collector(code: CodeType) -> bool:
+    """What is raised in what the garbage collector calls is dropped, and pytest and hypothesis listen to that."""
+    file = os.path.basename(code.co_filename)
+    weak = file in ("_weakrefset.py", "weakref.py") and code.co_name in ("_remove", "remove")
+    return weak or code.co_name == "__del__" or "hypothesis" in code.co_filename
+
+
 @contextlib.contextmanager
 def interrupted_after(seconds: float, handler: Callable[[], object] | None = None) -> Iterator[None]:
     """Raise Interrupt at whatever instruction the block is in after `seconds`, or call `handler` there."""
@@ -85,8 +94,7 @@ def interrupted_after(seconds: float, handler: Callable[[], object] | None = Non
     def strike(signum: int, frame: object) -> None:
         if handler is not None:
             handler()
-        elif frame is not None and ("hypothesis" in frame.f_code.co_filename or frame.f_code.co_name == "__del__"):
-            # What is raised in what the garbage collector calls is dropped, and hypothesis listens to that.
+        elif frame is not None and _is_of_the_collector(frame.f_code):
             signal.setitimer(signal.ITIMER_REAL, 0.0001)
         else:
             raise Interrupt
