@@ -4,7 +4,9 @@ import pytest
 from django.core.exceptions import ImproperlyConfigured
 from django.test import override_settings
 
-from angee_jobs.locks import LocalLockBackend, lock, locked, task_lock
+from angee_jobs.locks import LocalLockBackend, LockBackendError, lock, locked, task_lock
+from angee_jobs.locks.backends.base import Extension, extend_each_kind
+from angee_jobs.locks.hold import new_owner_id
 
 
 class Few(LocalLockBackend):
@@ -59,3 +61,30 @@ def test_a_bad_number_is_an_error_where_it_is_written():
         locked("a", slots=2.0)
     with pytest.raises(ValueError, match="cannot have slots= too"):
         locked(lambda: "a", slots=2, shared=True)
+
+
+@pytest.mark.parametrize("fails", ["alone", "members"])
+def test_a_batch_that_fails_for_one_kind_tells_what_was_extended_of_the_other(fails):
+    """The holder of a lease that the storage has extended need not fear for it."""
+    alone, placed = (Extension("a", new_owner_id(places), 1.0) for places in (0, 3))
+    asked = []
+
+    def extend(kind):
+        def call(batch):
+            asked.append((kind, [each.owner for each in batch]))
+            if kind == fails:
+                raise LockBackendError("away")
+            return [each.owner for each in batch]
+
+        return call
+
+    with pytest.raises(LockBackendError, match="away") as caught:
+        extend_each_kind([placed, alone], extend("alone"), extend("members"))
+    assert asked == [("alone", [alone.owner]), ("members", [placed.owner])]
+    assert list(caught.value.extended) == [placed.owner if fails == "alone" else alone.owner]
+    assert extend_each_kind([placed, alone], list_owners, list_owners) == [alone.owner, placed.owner]
+    assert extend_each_kind([], extend("alone"), extend("members")) == []
+
+
+def list_owners(batch):
+    return [each.owner for each in batch]

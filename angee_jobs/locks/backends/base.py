@@ -298,8 +298,39 @@ def owner_digest(owner: str) -> str:
 def places_of(owner: str) -> int:
     """ALONE, SHARED or the number of places: the end of an owner id says how its hold shares the key.
 
-    So what is attached, extended or released by its owner id alone is found where it is kept. One without a tilde is
-    ALONE: a backend may look for that first, which is quicker than this call.
+    So what is attached, extended or released by its owner id alone is found where it is kept.
     """
     kind = owner.partition("~")[2]
     return SHARED if kind == "shared" else int(kind) if kind.isdecimal() and len(kind) <= 4 else ALONE
+
+
+def is_member(owner: str) -> bool:
+    """Whether the hold of an owner id is a shared or placed one. Of an exclusive one it costs next to nothing."""
+    return "~" in owner and places_of(owner) != ALONE
+
+
+def extend_each_kind(
+    extensions: Sequence[Extension],
+    alone: Callable[[Sequence[Extension]], Collection[str]],
+    members: Callable[[Sequence[Extension]], Collection[str]],
+) -> Collection[str]:
+    """``extend()`` where exclusive holds and the others take a request each: the owner ids that either has extended.
+
+    If one fails, the other is made all the same, and what was extended is told by the error.
+    """
+    kinds = (
+        [each for each in extensions if not is_member(each.owner)],
+        [each for each in extensions if is_member(each.owner)],
+    )
+    extended: list[str] = []
+    failure: LockBackendError | None = None
+    for batch, extend in zip(kinds, (alone, members), strict=True):
+        try:
+            extended += extend(batch) if batch else ()
+        except LockBackendError as error:
+            extended += error.extended
+            failure = failure or error
+    if failure is not None:
+        failure.extended = extended
+        raise failure
+    return extended

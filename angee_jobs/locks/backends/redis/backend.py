@@ -32,6 +32,8 @@ from ..base import (
     Extension,
     Grant,
     Record,
+    extend_each_kind,
+    is_member,
     owner_digest,
     places_of,
 )
@@ -161,7 +163,7 @@ class RedisLockBackend(BaseLockBackend):
         digest, lock, at = _digest(owner), name.encode(), self._keys()
         script, keys = _ACQUIRE, [at.hold + lock, at.index, at.token, at.gone + digest]
         args = [lock, digest, _micros(ttl), holder.encode()]
-        if "~" in owner:
+        if is_member(owner):
             script = _JOIN
             keys += [at.members + lock, at.wanted + lock]
             args += [b"%d" % places_of(owner), at.hold + lock + _MEMBER]
@@ -187,33 +189,33 @@ class RedisLockBackend(BaseLockBackend):
             self._unanswered.pop(next(iter(list(self._unanswered))), None)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
+        return extend_each_kind(
+            extensions,
+            lambda batch: self._extend(_EXTEND, batch, deadline),
+            lambda batch: self._extend(_EXTEND_MEMBERS, batch, deadline),
+        )
+
+    def _extend(self, script: Script, batch: Sequence[Extension], deadline: float) -> Collection[str]:
         at = self._keys()
-        members = [each for each in extensions if "~" in each.owner]
-        alone = [each for each in extensions if "~" not in each.owner] if members else extensions
-        extended: list[str] = []
-        for batch, script in ((alone, _EXTEND), (members, _EXTEND_MEMBERS)):
-            if not batch:
-                continue
-            keys, args = [at.index], []
-            for each in batch:
-                lock = each.name.encode()
-                keys.append(at.hold + lock)
-                args += [lock, _digest(each.owner), _micros(each.ttl)]
-                if batch is members:
-                    keys.append(at.members + lock)
-                    args += [_is_shared(each.owner), at.hold + lock + _MEMBER]
-            reply, _ = self.connections.run(script, keys, args, deadline)
-            if not isinstance(reply, bytes) or len(reply) != len(batch) or reply.strip(b"01"):
-                raise self.answers.odd(reply)
-            extended += [each.owner for each, answer in zip(batch, reply, strict=True) if answer == ord("1")]
-        return extended
+        keys, args = [at.index], []
+        for each in batch:
+            lock = each.name.encode()
+            keys.append(at.hold + lock)
+            args += [lock, _digest(each.owner), _micros(each.ttl)]
+            if script is _EXTEND_MEMBERS:
+                keys.append(at.members + lock)
+                args += [_is_shared(each.owner), at.hold + lock + _MEMBER]
+        reply, _ = self.connections.run(script, keys, args, deadline)
+        if not isinstance(reply, bytes) or len(reply) != len(batch) or reply.strip(b"01"):
+            raise self.answers.odd(reply)
+        return [each.owner for each, extended in zip(batch, reply, strict=True) if extended == ord("1")]
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
         digest, lock, at = _digest(owner), name.encode(), self._keys()
         script, keys = _RELEASE, [at.hold + lock, at.index, at.gone + digest]
         gone_ms = GONE_MS if owner in self._unanswered else b"0"
         args = [lock, digest, at.channel + lock, gone_ms]
-        if "~" in owner:
+        if is_member(owner):
             script = _LEAVE
             keys += [at.members + lock, at.wanted + lock]
             args += [_is_shared(owner), at.hold + lock + _MEMBER]
@@ -238,7 +240,7 @@ class RedisLockBackend(BaseLockBackend):
         lock, at = name.encode(), self._keys()
         script, keys = _ADOPT, [at.hold + lock, at.index]
         args = [lock, _digest(owner), _digest(new_owner), _micros(ttl), holder.encode()]
-        if "~" in owner:
+        if is_member(owner):
             script = _ADOPT_MEMBER
             keys.append(at.members + lock)
             args += [_is_shared(owner), at.hold + lock + _MEMBER]

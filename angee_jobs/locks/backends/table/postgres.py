@@ -25,7 +25,18 @@ from typing import TYPE_CHECKING, Any
 from ... import clock, process
 from ...errors import LockBackendError
 from ...keys import name_digest
-from ..base import ALONE, MOST_PLACES, WANTED_SECONDS, Extension, Grant, Record, owner_digest, places_of
+from ..base import (
+    ALONE,
+    MOST_PLACES,
+    WANTED_SECONDS,
+    Extension,
+    Grant,
+    Record,
+    extend_each_kind,
+    is_member,
+    owner_digest,
+    places_of,
+)
 from ..postgres import tokens
 from ..postgres.errors import RowLocked, refused
 from ..postgres.listener import Listener
@@ -111,7 +122,7 @@ class PostgresTableLockBackend(TableLockBackend):
     def _acquire(
         self, statement: Statement, name: str, owner: str, ttl: float, holder: str, deadline: float
     ) -> Grant | None:
-        if form.is_member(owner):  # the lock of its gate is never kept for long
+        if is_member(owner):  # the lock of its gate is never kept for long
             return self._enter(name, owner, ttl, holder, deadline)
         started = clock.now()
         digest, hashed = name_digest(name), owner_digest(owner)
@@ -147,24 +158,11 @@ class PostgresTableLockBackend(TableLockBackend):
         return form.grant(rows)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
-        placed = [each for each in extensions if form.is_member(each.owner)]
-        if not placed:
-            return self._extend(sql.EXTEND, extensions, deadline)
-        alone = [each for each in extensions if not form.is_member(each.owner)]
-        if not alone:
-            return self._extend(members.EXTEND, placed, deadline)
-        extended: list[str] = []
-        failures: list[LockBackendError] = []
-        for each in (alone, placed):
-            try:
-                extended += self.extend(each, deadline)
-            except LockBackendError as error:
-                extended += error.extended
-                failures.append(error)
-        for failure in failures:
-            failure.extended = extended
-            raise failure
-        return extended
+        return extend_each_kind(
+            extensions,
+            lambda batch: self._extend(sql.EXTEND, batch, deadline),
+            lambda batch: self._extend(members.EXTEND, batch, deadline),
+        )
 
     def _extend(self, statement: Statement, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
         owners = {owner_digest(each.owner): each.owner for each in extensions}
@@ -206,7 +204,7 @@ class PostgresTableLockBackend(TableLockBackend):
         hashed = owner_digest(owner)
         self._pool.drain(hashed, deadline)  # or a grant that was given up waiting for could come after this
         digest, wait = name_digest(name), _row_timeout(deadline)
-        if form.is_member(owner):
+        if is_member(owner):
             rows = self._end(members.LEAVE, members.LEAVE_SILENTLY, digest, wait, hashed, deadline=deadline)
         else:
             rows = self._end(sql.RELEASE, sql.RELEASE_SILENTLY, digest, hashed, wait, deadline=deadline)
@@ -225,7 +223,7 @@ class PostgresTableLockBackend(TableLockBackend):
             _row_timeout(deadline),
         )
         statement, parameters = sql.ADOPT, (digest, hashed, new, holder, str(ttl), wait)
-        if form.is_member(owner):
+        if is_member(owner):
             statement, parameters = members.ADOPT, (digest, wait, hashed, new, holder, str(ttl))
         return form.grant(self._rows(statement, *parameters, deadline=deadline, owner=new, again=False))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from ..base import ALONE, SHARED, Grant, Record, finite, places_of
+from ..base import SHARED, Grant, Record, finite
 from ..postgres.statements import Row, number
 from . import postgres_places as members
 
@@ -21,10 +21,6 @@ def grant(rows: list[Row]) -> Grant | None:
     assert token is not None
     place = int(rows[0][3] or 0) if len(rows[0]) > 3 else members.FIRST_SHARED
     return Grant(int(token), number(acquired_at), number(expires_at), place if place < members.FIRST_SHARED else None)
-
-
-def is_member(owner: str) -> bool:
-    return "~" in owner and places_of(owner) != ALONE
 
 
 def among(places: int) -> int | None:

@@ -28,7 +28,19 @@ from django.db import connections
 
 from ... import clock
 from ...errors import LockBackendError
-from ..base import ALONE, MOST_PLACES, WANTED_SECONDS, Extension, Grant, Record, finite, owner_digest, places_of
+from ..base import (
+    ALONE,
+    MOST_PLACES,
+    WANTED_SECONDS,
+    Extension,
+    Grant,
+    Record,
+    extend_each_kind,
+    finite,
+    is_member,
+    owner_digest,
+    places_of,
+)
 from . import TableLockBackend, sqlite_file
 from . import sqlite_place as place
 from . import sqlite_sql as sql
@@ -97,7 +109,7 @@ class SqliteTableLockBackend(TableLockBackend):
     # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        if "~" in owner:
+        if is_member(owner):
             rows = self.file.run(deadline, sql.JOIN, (name, owner_digest(owner), holder, ttl, places_of(owner)))
         else:
             rows = self.file.run(deadline, sql.ACQUIRE, (name, owner_digest(owner), holder, ttl))
@@ -114,18 +126,20 @@ class SqliteTableLockBackend(TableLockBackend):
         return Grant(token, acquired_at, acquired_at + ttl, *place)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
+        return extend_each_kind(
+            extensions,
+            lambda batch: self._extend(sql.EXTEND, batch, deadline),
+            lambda batch: self._extend(sql.EXTEND_MEMBERS, batch, deadline),
+        )
+
+    def _extend(self, statement: sql.Statement, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
         owners = {owner_digest(each.owner): each.owner for each in extensions}
-        extended: list[str] = []
-        for statement, is_member in ((sql.EXTEND, False), (sql.EXTEND_MEMBERS, True)):
-            pairs = zip(extensions, owners, strict=True)
-            batch = [[each.name, digest, each.ttl] for each, digest in pairs if ("~" in each.owner) is is_member]
-            if batch:
-                extended += [owners[row[0]] for row in self.file.run(deadline, statement, (json.dumps(batch),))]
-        return extended
+        batch = [[each.name, digest, each.ttl] for each, digest in zip(extensions, owners, strict=True)]
+        return [owners[row[0]] for row in self.file.run(deadline, statement, (json.dumps(batch),))]
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
         file = self.file
-        statement = sql.LEAVE if "~" in owner else sql.RELEASE
+        statement = sql.LEAVE if is_member(owner) else sql.RELEASE
         released = file.run(deadline, statement.count, (name, owner_digest(owner)))
         file.freed += 1
         self._freed += 1
@@ -137,7 +151,7 @@ class SqliteTableLockBackend(TableLockBackend):
         return released == 1
 
     def adopt(self, name: str, owner: str, new_owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        statement = sql.ADOPT_MEMBER if "~" in owner else sql.ADOPT
+        statement = sql.ADOPT_MEMBER if is_member(owner) else sql.ADOPT
         row = self._row(deadline, statement, name, owner_digest(owner), owner_digest(new_owner), holder, ttl)
         return None if row is None else Grant(row[0], row[1], time.time() + ttl, *row[2:])
 
