@@ -19,7 +19,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from ... import clock, process
 from ...errors import LockBackendError
-from ..base import ALONE, MOST_PLACES, BaseLockBackend, Extension, Grant, Record
+from ..base import ALONE, MOST_PLACES, BaseLockBackend, Extension, Grant, Record, is_member
 from ..postgres import tokens
 from ..postgres.errors import NoAnswer, driver_errors, explain
 from ..postgres.listener import Listener
@@ -88,14 +88,16 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
     # The operations.
 
     def acquire(self, name: str, owner: str, ttl: float, holder: str, deadline: float) -> Grant | None:
-        if "~" in owner:
-            return members.join(self._session, name, owner, holder, deadline)
-        asking = Asking()
-        entry = Entry(name, advisory_key(name), owner, holder, asking)
+        asking, ask = Asking(), self._acquire_on
+        if is_member(owner):
+            entry = Entry(name, advisory_key(owner, "member"), owner, holder, asking)
+            entry.gate, ask = advisory_key(name), self._join_on
+        else:
+            entry = Entry(name, advisory_key(name), owner, holder, asking)
         if not self._session.register(entry, deadline):
             return None
         try:
-            row = self._session.run(deadline, lambda session: self._acquire_on(session, entry, deadline))
+            row = self._session.run(deadline, lambda session: ask(session, entry, deadline))
         except LockBackendError as error:
             if not error.uncertain:
                 self._session.forget(entry)
@@ -106,7 +108,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         return entry.grant(row)
 
     def _acquire_on(self, session: Session, entry: Entry, deadline: float) -> Row | None:
-        if members.in_the_way(self._session, entry.key, entry.name):
+        if members.in_the_way(self._session, entry.key):
             return None
         entry.session = session
         try:
@@ -118,14 +120,14 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
             except NoAnswer:
                 raise NoAnswer(sent=True) from error
             explain(error, self.db_alias)
-        if row[2] == b"-1":
-            raise LockBackendError(f"The database {self.db_alias!r} is read-only here, and fencing tokens need writing")
-        if not session.direct and int(row[0] or 0) != session.server_pid:
-            raise sql.pooling_error(self.db_alias)
+        sql.check_answer(session, row)
         if row[2] is not None and self._words.pop(entry.name, None) is not None:
             with contextlib.suppress(*driver_errors()):
                 session.execute(sql.UNWANT, [members.word_key(entry.name)], deadline)
         return row
+
+    def _join_on(self, session: Session, entry: Entry, deadline: float) -> Row | None:
+        return members.join(self._session, session, entry, deadline)
 
     def extend(self, extensions: Sequence[Extension], deadline: float) -> Collection[str]:
         self._session.look_after(min(deadline, clock.now() + BACKGROUND_SECONDS))
@@ -135,7 +137,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
 
     def release(self, name: str, owner: str, deadline: float) -> bool:
         entries = [self._session.entries.get(advisory_key(name))]
-        if "~" in owner:
+        if is_member(owner):
             entries = [each for each in list(self._session.entries.values()) if each.gate]
         for entry in entries:
             if entry is not None and compare_digest(entry.owner.encode(), owner.encode()):
@@ -148,16 +150,21 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
     def inspect_many(self, names: Sequence[str], deadline: float) -> list[Record]:
         records = []
         for name in names:
-            alone = self._find(name, deadline)
-            records += [alone[1]] if alone else [each[2] for each in members.found(self._session, name, deadline)]
+            own = self._find_here(advisory_key(name))
+            records += [own[1]] if own else [each[2] for each in members.found(self._session, name, deadline)]
         return records
 
-    def _find(self, name: str, deadline: float) -> tuple[int, Record] | None:
-        """The server process that holds ``name``, and what is known of the hold."""
-        key = advisory_key(name)
+    def _find_here(self, key: int) -> tuple[int, Record] | None:
         entry = self._session.entries.get(key)
         if entry is not None and entry.granted and entry.session is not None and entry.alive:
             return entry.session.server_pid, entry.record()
+        return None
+
+    def _find(self, name: str, deadline: float) -> tuple[int, Record] | None:
+        """The server process that has the exclusive hold of ``name``, and what is known of it."""
+        key = advisory_key(name)
+        if (own := self._find_here(key)) is not None:
+            return own
         rows = self._session.rows(sql.INSPECT, *sql.halves(key), deadline=deadline)
         return (int(rows[0][1] or 0), sql.record(rows[0], name)) if rows else None
 

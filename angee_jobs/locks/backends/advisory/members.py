@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 from ... import clock
 from ...errors import LockBackendError
-from ..base import SHARED, WANTED_SECONDS, Grant, Record, places_of
+from ..base import SHARED, WANTED_SECONDS, Record, places_of
 from ..postgres.errors import driver_errors, explain
 from ..postgres.session import Session
 from ..postgres.statements import Parameter, Row, Statement
 from . import sql
-from .sql import Asking, Entry, advisory_key
+from .sql import Entry, advisory_key
 
 if TYPE_CHECKING:
     from .session import HoldSession
@@ -36,64 +36,43 @@ def word_key(name: str) -> int:
     return advisory_key(name, "word")
 
 
-def join(holds: HoldSession, name: str, owner: str, holder: str, deadline: float) -> Grant | None:
-    """``acquire()`` for a shared or placed hold."""
-    asking, places = Asking(), places_of(owner)
-    entry = Entry(name, advisory_key(owner, "member"), owner, holder, asking)
-    entry.gate = advisory_key(name)
-    if not holds.register(entry, deadline):
+def join(holds: HoldSession, session: Session, entry: Entry, deadline: float) -> Row | None:
+    """Ask for a shared or placed hold; None if this process knows that it cannot be had."""
+    alone = holds.entries.get(entry.gate)
+    if alone is not None and alone.alive and (alone.granted or alone.session is not None):
+        _answered(alone)
         return None
-
-    def work(session: Session) -> Row | None:
-        alone = holds.entries.get(entry.gate)
-        if _unanswered(alone):
-            raise LockBackendError(f"An earlier try for {name} was not answered yet", name=name)
-        if alone is not None and alone.granted and alone.alive:
-            return None
-        taken = {each.place for each in holds.members_of(entry.gate)}
-        free = [None] if places == SHARED else [place for place in range(places) if place not in taken]
-        if not free:
-            return None
-        keys = [entry.key if place is None else place_key(name, place) for place in free]
-        entry.session = session
-        try:
-            text = "{" + ",".join(map(str, keys)) + "}"
-            [row] = session.execute(sql.JOIN, [entry.gate, text, word_key(name)], deadline, owner)
-        except driver_errors() as error:
-            holds.doubtful = True
-            explain(error, holds.alias)
-        if row[2] == b"-1":
-            raise LockBackendError(f"The database {holds.alias!r} is read-only here, and fencing tokens need writing")
-        if not session.direct and int(row[0] or 0) != session.server_pid:
-            raise sql.pooling_error(holds.alias)
-        if row[2] is None:
-            return None
+    taken, places = {each.place for each in holds.members_of(entry.gate)}, places_of(entry.owner)
+    free = [None] if places == SHARED else [place for place in range(places) if place not in taken]
+    if not free:
+        return None
+    keys = [entry.key if place is None else place_key(entry.name, place) for place in free]
+    entry.session = session
+    try:
+        text = "{" + ",".join(map(str, keys)) + "}"
+        [row] = session.execute(sql.JOIN, [entry.gate, text, word_key(entry.name)], deadline, entry.owner)
+    except driver_errors() as error:
+        holds.doubtful = True
+        explain(error, holds.alias)
+    sql.check_answer(session, row)
+    if row[2] is not None:
         at = int(row[3] or 0) - 1
         entry.place = free[at]
         holds.rename(entry, keys[at])
-        return row
-
-    try:
-        row = holds.run(deadline, work)
-    except LockBackendError as error:
-        if not error.uncertain:
-            holds.forget(entry)
-        raise
-    if row is None:
-        holds.forget(entry)
-        return None
-    return entry.grant(row)
+    return row
 
 
-def _unanswered(entry: Entry | None) -> bool:
-    return entry is not None and not entry.granted and entry.session is not None and entry.alive
+def _answered(entry: Entry) -> None:
+    """LockBackendError if it is not known yet whether ``entry`` was granted."""
+    if not entry.granted:
+        raise LockBackendError(f"An earlier try for {entry.name} was not answered yet", name=entry.name)
 
 
-def in_the_way(holds: HoldSession, gate: int, name: str) -> bool:
+def in_the_way(holds: HoldSession, gate: int) -> bool:
     """Whether this process has shared or placed holds of the key, which the server would not see as in the way."""
     members = [each for each in holds.members_of(gate) if each.alive]
-    if any(_unanswered(each) for each in members):
-        raise LockBackendError(f"An earlier try for {name} was not answered yet", name=name)
+    for each in members:
+        _answered(each)
     return bool(members)
 
 
@@ -131,15 +110,16 @@ def leave_word(holds: HoldSession, name: str, gate: int, deadline: float) -> boo
 
 
 def found(holds: HoldSession, name: str, deadline: float) -> list[tuple[int, int, Record]]:
-    """Key, server process and record of all shared and placed holds of ``name``."""
+    """Key, server process and record of all holds of ``name``, also of an exclusive one, by one request."""
     return [(int(row[0] or 0), int(row[1] or 0), _record(holds, row, name)) for row in _rows(holds, name, deadline)]
 
 
 def _rows(holds: HoldSession, name: str, deadline: float) -> Iterator[Row]:
-    keys = "{" + ",".join(str(place_key(name, place)) for place in range(KNOWN_PLACES)) + "}"
-    rows = holds.rows(sql.INSPECT_MEMBERS, name, keys, *sql.halves(advisory_key(name)), deadline=deadline)
+    gate = advisory_key(name)
+    keys = "{" + ",".join(map(str, [gate, *(place_key(name, place) for place in range(KNOWN_PLACES))])) + "}"
+    rows = holds.rows(sql.INSPECT_HOLDS, name, keys, *sql.halves(gate), deadline=deadline)
     known = [row for row in rows if row[6] == b"ExclusiveLock"]
-    mine = {entry.key for entry in holds.members_of(advisory_key(name))}
+    mine = {entry.key for entry in holds.members_of(gate)}
     own = holds.pool.slots[0].session
     if own is not None:  # those of this process that are not published yet
         seen = {int(row[0] or 0) for row in known}

@@ -68,8 +68,7 @@ _UNLOCK = f"""
     pg_advisory_unlock($1::bigint),
     CASE WHEN NOT pg_try_advisory_xact_lock($2::bigint) THEN pg_notify('{CHANNEL}', $1::bigint::text) END
 """
-RELEASE = Statement(f"SELECT {_UNLOCK}")
-RELEASE_PUBLISHED = Statement(f"""
+_UNPUBLISHED = """
     WITH unpublished AS (
         DELETE FROM angee_jobs_sessionhold WHERE advisory_key = (
             SELECT advisory_key FROM angee_jobs_sessionhold
@@ -77,8 +76,9 @@ RELEASE_PUBLISHED = Statement(f"""
                 AND set_config('synchronous_commit', 'off', true) <> ''
             FOR UPDATE SKIP LOCKED
         )
-    ) SELECT {_UNLOCK}
-""")
+    )
+"""
+RELEASE, RELEASE_PUBLISHED = Statement(f"SELECT {_UNLOCK}"), Statement(f"{_UNPUBLISHED} SELECT {_UNLOCK}")
 # Shared and placed holds. Each has a key of its own, locked exclusively, and the key of the lock in share mode.
 #: The first key that is free of those in $2, from 1; -1: none, or an exclusive waiter's word ($3) stands; -2: there is
 #: an exclusive hold. One key after the other, and none after the first that was got: so a recursive query does it.
@@ -110,17 +110,7 @@ _LEAVE = f"""
     pg_advisory_unlock($1::bigint), pg_advisory_unlock_shared($3::bigint),
     CASE WHEN NOT pg_try_advisory_xact_lock($2::bigint) THEN pg_notify('{CHANNEL}', $3::bigint::text) END
 """
-LEAVE = Statement(f"SELECT {_LEAVE}")
-LEAVE_PUBLISHED = Statement(f"""
-    WITH unpublished AS (
-        DELETE FROM angee_jobs_sessionhold WHERE advisory_key = (
-            SELECT advisory_key FROM angee_jobs_sessionhold
-            WHERE advisory_key = $1::bigint AND server_pid = pg_backend_pid()
-                AND set_config('synchronous_commit', 'off', true) <> ''
-            FOR UPDATE SKIP LOCKED
-        )
-    ) SELECT {_LEAVE}
-""")
+LEAVE, LEAVE_PUBLISHED = Statement(f"SELECT {_LEAVE}"), Statement(f"{_UNPUBLISHED} SELECT {_LEAVE}")
 LEAVE_QUIETLY = Statement("SELECT pg_advisory_unlock($1::bigint), pg_advisory_unlock_shared($2::bigint)")
 UNLOCK_SHARED = Statement("SELECT pg_advisory_unlock_shared($1::bigint)")
 #: Whether this session has the key in share mode.
@@ -165,9 +155,9 @@ INSPECT = Statement(f"""
     SELECT {_COLUMNS} FROM pg_locks AS l {_PUBLISHED}
     WHERE {_HELD} AND l.classid = $1::text::oid AND l.objid = $2::text::oid
 """)
-#: The shared and placed holds of a name ($1), of which those in the first places ($2) are known before they are
+#: All holds of a name ($1), of which an exclusive one and those in the first places ($2) are known before they are
 #: published, and the sessions that have its key in share mode.
-INSPECT_MEMBERS = Statement(f"""
+INSPECT_HOLDS = Statement(f"""
     SELECT {_COLUMNS}, l.mode FROM pg_locks AS l {_PUBLISHED}
     WHERE {_GRANTED} AND (
         (l.mode = 'ExclusiveLock' AND (h.name = $1::text OR {_KEY} = ANY ($2::text::bigint[])))
@@ -326,6 +316,14 @@ def end_session(session: Session, server_pid: int, deadline: float) -> None:
     """End an idle session of ours, so that what it holds is free at once, and not only when the server misses it."""
     with contextlib.suppress(NoAnswer, SessionLost, driver_errors()):
         session.execute(_END, [server_pid], deadline)
+
+
+def check_answer(session: Session, row: Row) -> None:
+    """LockBackendError if the server cannot grant locks here, or has answered by another session."""
+    if row[2] == b"-1":
+        raise LockBackendError(f"The database {session.alias!r} is read-only here, and fencing tokens need writing")
+    if not session.direct and int(row[0] or 0) != session.server_pid:
+        raise pooling_error(session.alias)
 
 
 def pooling_error(alias: str) -> LockBackendError:
