@@ -61,7 +61,7 @@ TIDY_EVERY = 1000
 #: How long that may keep a release from returning.
 TIDY_SECONDS = 0.5
 
-_ACQUIRE = Script("acquire")
+_ACQUIRE = Script("acquire", "token")
 _EXTEND = Script("extend")
 _RELEASE = Script("release")
 _ADOPT = Script("adopt")
@@ -72,7 +72,7 @@ _INSPECT_MANY = Script("inspect_many", "members")
 _REAP = Script("reap")
 _FORCE_RELEASE = Script("force_release")
 _REMAINING = Script("remaining", "members")
-_JOIN = Script("join", "members")
+_JOIN = Script("join", "members", "token")
 _LEAVE = Script("leave", "members")
 _EXTEND_MEMBERS = Script("extend_members", "members")
 _ADOPT_MEMBER = Script("adopt_member", "members")

@@ -47,14 +47,14 @@ def pack(*words: bytes) -> bytes:
 
 
 class Script:
-    """A file of ``lua/``, after ``prelude`` if it has one, called by its digest."""
+    """A file of ``lua/``, after those that it stands on, called by its digest."""
 
     __slots__ = ("_by_body", "_by_digest", "name")
 
-    def __init__(self, name: str, prelude: str = "") -> None:
+    def __init__(self, name: str, *preludes: str) -> None:
         self.name = name
         files = importlib.resources.files(__package__).joinpath("lua")
-        body = b"".join(files.joinpath(f"{each}.lua").read_bytes() for each in (prelude, name) if each)
+        body = b"".join(files.joinpath(f"{each}.lua").read_bytes() for each in (*preludes, name))
         digest = hashlib.sha1(body, usedforsecurity=False).hexdigest().encode()
         self._by_digest = b"$7\r\nEVALSHA\r\n$40\r\n%b\r\n" % digest
         self._by_body = b"$4\r\nEVAL\r\n$%d\r\n%b\r\n" % (len(body), body)

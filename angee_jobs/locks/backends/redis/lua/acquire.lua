@@ -27,9 +27,8 @@ if redis.call('EXISTS', KEYS[4]) == 1 then
     return 0 -- this request was given up, and comes late
 end
 
-local last = tonumber(redis.call('GET', KEYS[3]) or 0)
-local token = math.max((last or 2 ^ 53) + 1, now)
-if token >= 2 ^ 53 then
+local token = next_token(KEYS[3], now)
+if not token then
     return redis.error_reply('ERR not a fencing token: ' .. KEYS[3])
 end
 local expires = now + ARGV[3]
