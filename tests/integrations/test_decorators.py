@@ -5,6 +5,7 @@ import functools
 import django
 import pytest
 
+from angee_jobs.locks import lock, task_lock_is_held
 from angee_jobs.locks.misuse import check_function
 from tests.support.servers import missing_packages, require
 
@@ -138,6 +139,25 @@ def test_keys_that_are_functions(locked):
     assert [locked(key)(body)("key") for key in functions] == ["key"] * len(functions)
     assert two("key") == "key"
     assert local("also")("key")("key") == "key"
+
+
+def test_places_and_several_keys(locked):
+    """The options of the queues' decorators are those of lock()."""
+
+    @locked(lambda name: f"import-{name}", slots=2, on_refused="skip", backend="local")
+    def placed(name):
+        with lock("import-a", slots=2, backend="local") as held:
+            return held.slot, placed("a")["refused"], placed("b")
+
+    @locked(lambda one, other: [one, other], on_refused="skip", backend="local")
+    def moved(one, other):
+        return moved("c", one)
+
+    with lock("import-b", slots=1, backend="local"), lock("import-b", slots=2, backend="local"):
+        slot, refused, other = placed("a")
+    assert (slot, refused, other["refused"]) == (1, "angee:name:import-a", "angee:name:import-b")
+    assert moved("a", "b")["refused"] == "angee:name:a"
+    assert not task_lock_is_held("c", backend="local")
 
 
 def test_other_things_that_are_no_functions(locked):

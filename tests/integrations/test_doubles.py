@@ -205,6 +205,19 @@ class TestLocalLocks:
                 with task_lock(KEY, timeout=0.1) as acquired:
                     assert not acquired
 
+    @pytest.mark.parametrize("backend", ["PostgresAdvisoryLockBackend", "TableLockBackend"])
+    def test_places_shared_holds_and_several_keys(self, backend):
+        with override_settings(ANGEE_JOBS_LOCKS={"default": {"BACKEND": f"angee_jobs.locks.{backend}"}}), local_locks():
+            with lock(KEY, slots=2) as first, lock(KEY, slots=2) as second, lock(KEY, shared=True):
+                assert (first.slot, second.slot) == (0, 1)
+                assert sorted(info.place for info in held_locks(key=KEY)) == ["place 1 of 2", "place 2 of 2", "shared"]
+                for options in ({"slots": 2}, {}):
+                    with task_lock(KEY, **options) as acquired:
+                        assert not acquired
+            with lock(["b", "a"]) as both, task_lock(["c", "b"]) as acquired:
+                assert list(both.fencing_tokens) == ["angee:name:a", "angee:name:b"]
+                assert not acquired and not task_lock_is_held("c")
+
     def test_a_wait_is_over_at_the_release(self):
         with local_locks(), held_by_other(KEY) as other:
             threading.Timer(0.1, other.release).start()
