@@ -72,7 +72,7 @@ class _Sessions(Advisory):
 
         def unlock(on: Any) -> None:
             assert on.execute(UNLOCK, [advisory_key(key.name)], deadline) == [(b"t",)]
-            session._sweep(on, deadline)  # as the next look at the session does, if there is doubt
+            session.sweep(on, deadline)  # as the next look at the session does, if there is doubt
 
         session.run(deadline, unlock)
 

@@ -76,7 +76,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         self._listener = Listener(self.db_alias, sql.CHANNEL, through_pooler=True)
         self._waited = Waited()
         #: Names that this process has left an exclusive waiter's word for.
-        self._words: dict[str, None] = {}
+        self._words: dict[str, bool] = {}
         #: When a waiter last asked about a name, so that a word is left by those who really wait, and not too often.
         self._asked: dict[str, float] = {}
 
@@ -121,8 +121,8 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
                 raise NoAnswer(sent=True) from error
             explain(error, self.db_alias)
         sql.check_answer(session, row)
-        if row[2] is not None and self._words.pop(entry.name, None) is not None:
-            with contextlib.suppress(*driver_errors()):
+        if row[2] is not None and self._words.pop(entry.name, False):
+            with contextlib.suppress(NoAnswer, driver_errors()):
                 session.execute(sql.UNWANT, [members.word_key(entry.name)], deadline)
         return row
 
@@ -263,7 +263,7 @@ class PostgresAdvisoryLockBackend(BaseLockBackend):
         elif places == ALONE and asked - before >= WORD_EVERY:
             self._asked[name] = asked
             if members.leave_word(self._session, name, key, deadline):
-                self._words[name] = None
+                self._words[name] = True
         return None
 
     def wait_for_change(self, seconds: float) -> Collection[str] | None:

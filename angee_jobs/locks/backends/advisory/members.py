@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ... import clock
 from ...errors import LockBackendError
 from ..base import SHARED, WANTED_SECONDS, Record, places_of
-from ..postgres.errors import driver_errors, explain
+from ..postgres.errors import NoAnswer, driver_errors, explain
 from ..postgres.session import Session
 from ..postgres.statements import Parameter, Row, Statement
 from . import sql
@@ -48,11 +48,15 @@ def join(holds: HoldSession, session: Session, entry: Entry, deadline: float) ->
         return None
     keys = [entry.key if place is None else place_key(entry.name, place) for place in free]
     entry.session = session
+    holds.gates.setdefault(entry.gate, False)
     try:
         text = "{" + ",".join(map(str, keys)) + "}"
         [row] = session.execute(sql.JOIN, [entry.gate, text, word_key(entry.name)], deadline, entry.owner)
     except driver_errors() as error:
-        holds.doubtful = True
+        try:  # the locks of a statement that fails stay
+            take_back(holds, session, entry, deadline)
+        except NoAnswer:
+            raise NoAnswer(sent=True) from error
         explain(error, holds.alias)
     sql.check_answer(session, row)
     if row[2] is not None:
@@ -66,6 +70,14 @@ def _answered(entry: Entry) -> None:
     """LockBackendError if it is not known yet whether ``entry`` was granted."""
     if not entry.granted:
         raise LockBackendError(f"An earlier try for {entry.name} was not answered yet", name=entry.name)
+
+
+def take_back(holds: HoldSession, session: Session, entry: Entry, deadline: float) -> None:
+    """Free whatever was granted to a try for a shared or placed hold whose answer is not known."""
+    holds.doubtful = True
+    holds.gates[entry.gate] = True
+    holds.forget(entry)
+    holds.sweep(session, deadline)
 
 
 def in_the_way(holds: HoldSession, gate: int) -> bool:

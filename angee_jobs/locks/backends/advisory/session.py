@@ -224,6 +224,8 @@ class HoldSession:
         """Take ``entry`` out of the table, and let the session close if it was the last one in a test run."""
         if self.entries.get(entry.key) is entry:
             self.entries.pop(entry.key, None)
+            if self.gates.get(entry.gate) is False and not self.members_of(entry.gate):
+                self.gates.pop(entry.gate, None)
             if not self.entries:
                 self._rest()
 
@@ -239,7 +241,6 @@ class HoldSession:
         self.entries[key] = entry
         if before != key:
             self.entries.pop(before, None)
-        self.gates.setdefault(entry.gate, False)
 
     def held_on(self, session: Session, deadline: float) -> set[int]:
         """The keys that the server says this session holds."""
@@ -264,9 +265,8 @@ class HoldSession:
                 return True
             failure = None if answers else LockBackendError(f"The release of {entry.name} failed", name=entry.name)
             entry.unlocking = None
-        if entry.gate and not entry.granted:  # whatever it was granted is unwanted
-            self.forget(entry)
-            self._sweep(session, deadline)
+        if entry.gate and not entry.granted:
+            members.take_back(self, session, entry, deadline)
             return False
         # Only the published row or the notification (its queue may be full) can fail, and the lock is free by then.
         ways = members.ways_out(entry)
@@ -345,7 +345,7 @@ class HoldSession:
         for _, payload in heard:
             self._asked(payload, deadline)
         if self.doubtful:
-            self._sweep(session, deadline)
+            self.sweep(session, deadline)
         self._unmark(session, deadline)
         self._publish(session, deadline)
 
@@ -365,7 +365,7 @@ class HoldSession:
                     self.forget(entry)
                 raise
 
-    def _sweep(self, session: Session, deadline: float) -> None:
+    def sweep(self, session: Session, deadline: float) -> None:
         """After an interruption: free what is held but not wanted, and find what is wanted but not held."""
         held = self.held_on(session, deadline)
         for key in held - self.entries.keys():
